@@ -1,0 +1,71 @@
+# Every target is one call of the tool in harness/; `make help` lists them.
+
+.DEFAULT_GOAL := help
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+# Variables that may be given: `make demo KDIR=/path/to/linux`.
+variables := KDIR O QEMU CC LLVM J ONLY V
+given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
+unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
+$(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
+
+# A value counts when it was given to make, as for the kernel itself; KDIR, O,
+# QEMU and LLVM also when they are in the environment.
+take = $(if $(filter command% $(if $(filter KDIR O QEMU LLVM,$1),environment%),$(origin $1)),$2 '$($1)')
+arguments = $(call take,KDIR,--kdir) $(call take,O,--output) \
+	$(call take,QEMU,--qemu) $(call take,CC,--cc) $(call take,LLVM,--llvm) \
+	$(call take,J,--jobs) $(if $(filter 1,$(V)),--verbose)
+only = $(call take,ONLY,--only)
+# The kernel's own make is started by the tool and must not see ours.
+p2p = @harness/setup.sh && unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
+	exec build/p2p --root '$(CURDIR)' $(arguments)
+
+# Programs that are called leave nothing elsewhere.
+export TMPDIR := $(CURDIR)/build/tmp
+
+.PHONY: help setup tree export drift build demo test shell clean
+
+help: ## list the targets
+	@echo 'usage: make TARGET [VARIABLE=value ...]'
+	@echo
+	@sed -n 's/^\([a-z]*\): ## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS='|' read -r t d; do printf '  %-8s %s\n' "$$t" "$$d"; done
+	@echo
+	@echo '  KDIR=dir   base the series on this kernel tree (its HEAD), not on Debian'"'"'s'
+	@echo '  O=dir      build the kernels in dir/plain, dir/debug, ... and not in build/'
+	@echo '  QEMU=path  the qemu-system-x86_64 to use'
+	@echo '  LLVM=, CC= the compiler, as for the kernel (default: LLVM=-19)'
+	@echo '  J=n        jobs at a time'
+	@echo '  ONLY=name  only this part of demo or test, e.g. ONLY=switch'
+	@echo '  V=1        show every command'
+
+setup: ## install what is missing and get the base kernel
+	$(p2p) setup
+
+tree: ## make build/linux: the base and a commit for each patch
+	$(p2p) tree
+
+export: ## write patches/ and the mirrors from the commits in build/linux
+	$(p2p) export
+
+drift: ## fail if patches/, the tree and the mirrors differ
+	$(p2p) drift
+
+build: ## build every test kernel and the selftests
+	$(p2p) build
+
+demo: ## run the main job in every topology; ends with a table
+	$(p2p) demo $(only)
+
+test: ## run everything; ends with "N passed, N failed, N skipped"
+	$(p2p) test $(only)
+
+shell: ## a shell in a virtual machine: make shell ONLY=switch
+	$(p2p) shell $(only)
+
+clean: ## remove the built kernels and results, keep the tree and the caches
+	$(p2p) clean
+
+.DEFAULT:
+	@echo "no target '$@': \`make help\` lists them" >&2; exit 64

@@ -1,0 +1,57 @@
+# What runs in the guest: sourced by the job that the tool writes. Results go to
+# files of the host, because the console is shared with the kernel.
+#
+# The job sets: out (a directory of the host), P2PTEST_MODDIR (modules).
+
+# Shells are slow in an emulated machine: this file uses few programs.
+
+exec </dev/null >"$out/job.log" 2>&1
+
+# load MODULE [PARAMETER...]
+load() {
+	_module=$1
+	shift
+	insmod "$P2PTEST_MODDIR/$_module.ko" "$@" && return
+	echo "insmod $_module failed"
+	finish 101
+}
+
+# The port to the judge, in $judge
+find_judge() {
+	for _port in /sys/class/virtio-ports/*; do
+		read -r _name <"$_port/name" || continue
+		[ "$_name" = judge ] || continue
+		judge=/dev/${_port##*/}
+		return
+	done
+	echo 'there is no port to the judge'
+	finish 102
+}
+
+# run NAME COMMAND...: output to NAME.log, exit status to NAME.status
+run() {
+	_name=$1
+	shift
+	echo "harness: $_name" >/dev/kmsg
+	"$@" >"$out/$_name.log" 2>&1
+	echo $? >"$out/$_name.status"
+}
+
+# What is allocated and nobody points to. An object counts when it is some
+# seconds old, so the first scan must not be the last.
+kmemleak() {
+	_leaks=/sys/kernel/debug/kmemleak
+	echo 'harness: kmemleak' >/dev/kmsg
+	sleep 6
+	echo scan >$_leaks
+	sleep 6
+	echo scan >$_leaks
+	cat $_leaks >"$out/kmemleak"
+}
+
+# finish [STATUS]: the host counts a job as ended when this file is there
+finish() {
+	echo "${1:-0}" >"$out/status"
+	sync
+	exit "${1:-0}"
+}

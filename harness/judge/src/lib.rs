@@ -1,0 +1,218 @@
+//! Looks from outside the guest whether bytes are where the guest says.
+//!
+//! VRAM of an emulated GPU is a file of the host. A program in the guest asks,
+//! one line of JSON each ([`Request`]), and is answered `ok` or `fail <why>`:
+//! [`Judge`] answers, [`serve`] carries lines. The judge sees no guest memory
+//! and trusts nothing that the guest says of it: only the file counts.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+pub mod pattern;
+
+use pattern::{PAGE, POISON};
+
+/// What a guest can ask. GPUs are numbered as the guest's device nodes are.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Request {
+    /// Remember VRAM as it is.
+    Snapshot {
+        /// Whose VRAM.
+        gpu: usize,
+    },
+    /// The listed pages hold what they should; nothing is said of others.
+    Contains {
+        /// Whose VRAM.
+        gpu: usize,
+        /// Pages and their content.
+        pages: Vec<Page>,
+    },
+    /// As `Contains`, and pages in `freed` are poisoned, and every other page
+    /// is as in the snapshot.
+    Check {
+        /// Whose VRAM.
+        gpu: usize,
+        /// Pages and their content.
+        pages: Vec<Page>,
+        /// Byte offsets of pages that were freed since the snapshot.
+        #[serde(default)]
+        freed: Vec<u64>,
+    },
+}
+
+/// A page of VRAM and what it should hold.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Page {
+    /// Byte offset in VRAM.
+    pub off: u64,
+    /// Seed of the pattern.
+    pub seed: u64,
+    /// Page of the pattern.
+    pub index: u64,
+}
+
+/// Judges the VRAM files of one guest.
+pub struct Judge {
+    vram: Vec<PathBuf>,
+    snapshots: Vec<Option<Vec<u8>>>,
+}
+
+/// Why the judge says no.
+type Reason = String;
+
+impl Judge {
+    /// `vram[n]` is the file behind GPU n.
+    pub fn new(vram: Vec<PathBuf>) -> Self {
+        let snapshots = vram.iter().map(|_| None).collect();
+        Self { vram, snapshots }
+    }
+
+    /// Answers one line.
+    pub fn answer(&mut self, line: &str) -> String {
+        let verdict = serde_json::from_str(line)
+            .map_err(|error| format!("not a question: {error}"))
+            .and_then(|request| self.judge(&request));
+        match verdict {
+            Ok(()) => "ok".to_owned(),
+            Err(reason) => format!("fail {}", reason.replace('\n', " ")),
+        }
+    }
+
+    fn judge(&mut self, request: &Request) -> Result<(), Reason> {
+        match request {
+            Request::Snapshot { gpu } => {
+                let vram = self.read(*gpu)?;
+                self.snapshots[*gpu] = Some(vram);
+                Ok(())
+            }
+            Request::Contains { gpu, pages } => {
+                let vram = self.read(*gpu)?;
+                pages.iter().try_for_each(|page| holds(&vram, page))
+            }
+            Request::Check { gpu, pages, freed } => {
+                let vram = self.read(*gpu)?;
+                let before = self.snapshots[*gpu]
+                    .as_deref()
+                    .ok_or("there is no snapshot to compare with")?;
+                check(before, &vram, pages, freed)
+            }
+        }
+    }
+
+    fn read(&self, gpu: usize) -> Result<Vec<u8>, Reason> {
+        let path = self
+            .vram
+            .get(gpu)
+            .ok_or_else(|| format!("there is no GPU {gpu}"))?;
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|mut file| file.read_to_end(&mut bytes))
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(bytes)
+    }
+}
+
+/// The page at `off`, if it is one.
+fn at(vram: &[u8], off: u64) -> Result<&[u8], Reason> {
+    usize::try_from(off)
+        .ok()
+        .filter(|off| off % PAGE == 0)
+        .and_then(|off| vram.get(off..off.checked_add(PAGE)?))
+        .ok_or_else(|| format!("{off:#x} is no page of VRAM"))
+}
+
+fn holds(vram: &[u8], page: &Page) -> Result<(), Reason> {
+    let seen = at(vram, page.off)?;
+    let expected = pattern::page(page.seed, page.index);
+    same(page.off, &expected, seen, || {
+        format!("page {} of seed {:#x}", page.index, page.seed)
+    })
+}
+
+fn same(off: u64, expected: &[u8], seen: &[u8], what: impl Fn() -> String) -> Result<(), Reason> {
+    let differs = expected.iter().zip(seen).filter(|(a, b)| a != b).count();
+    match expected.iter().zip(seen).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(byte) => Err(format!(
+            "VRAM page {off:#x} should hold {}: {differs} bytes differ, the first is byte {byte}, \
+             expected {:#04x}, seen {:#04x}",
+            what(),
+            expected[byte],
+            seen[byte],
+        )),
+    }
+}
+
+fn check(before: &[u8], now: &[u8], pages: &[Page], freed: &[u64]) -> Result<(), Reason> {
+    if before.len() != now.len() {
+        return Err(format!(
+            "VRAM had {} bytes and has {}",
+            before.len(),
+            now.len()
+        ));
+    }
+    let mut spoken_for = vec![false; now.len() / PAGE];
+    for off in pages
+        .iter()
+        .map(|page| page.off)
+        .chain(freed.iter().copied())
+    {
+        at(now, off)?;
+        let taken = &mut spoken_for[off as usize / PAGE];
+        if *taken {
+            return Err(format!("VRAM page {off:#x} is listed twice"));
+        }
+        *taken = true;
+    }
+    for page in pages {
+        holds(now, page)?;
+    }
+    for &off in freed {
+        same(off, &[POISON; PAGE], at(now, off)?, || "poison".to_owned())?;
+    }
+    let others = spoken_for.iter().enumerate().filter(|(_, taken)| !**taken);
+    for (number, _) in others {
+        let off = number * PAGE;
+        same(
+            off as u64,
+            &before[off..off + PAGE],
+            &now[off..off + PAGE],
+            || "what it held before".to_owned(),
+        )?;
+    }
+    // The tail of a file that does not end with a page.
+    let tail = now.len() / PAGE * PAGE;
+    same(tail as u64, &before[tail..], &now[tail..], || {
+        "what it held before".to_owned()
+    })
+}
+
+/// Answers the lines of a stream until it ends; `record` sees each question with
+/// its answer.
+pub fn serve(
+    judge: &mut Judge,
+    stream: impl Read,
+    mut answers: impl Write,
+    mut record: impl FnMut(&str, &str),
+) -> io::Result<()> {
+    let mut lines = BufReader::new(stream);
+    let mut line = String::new();
+    while lines.read_line(&mut line)? > 0 {
+        if !line.trim().is_empty() {
+            let answer = judge.answer(line.trim());
+            record(line.trim(), &answer);
+            writeln!(answers, "{answer}")?;
+            answers.flush()?;
+        }
+        line.clear();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+use super::*;
+
+use std::fs;
+
+use tempfile::TempDir;
+
+const PAGES: usize = 8;
+
+struct Vram {
+    dir: TempDir,
+    bytes: Vec<u8>,
+}
+
+impl Vram {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes = (0..PAGES * PAGE).map(|i| (i * 7 % 251) as u8).collect();
+        let vram = Self { dir, bytes };
+        vram.write();
+        vram
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("vram0")
+    }
+
+    fn write(&self) {
+        fs::write(self.path(), &self.bytes).unwrap();
+    }
+
+    fn put(&mut self, number: usize, content: &[u8]) {
+        self.bytes[number * PAGE..][..PAGE].copy_from_slice(content);
+        self.write();
+    }
+
+    fn judge(&self) -> Judge {
+        Judge::new(vec![self.path()])
+    }
+}
+
+const SNAPSHOT: &str = r#"{"op":"snapshot","gpu":0}"#;
+
+/// Page 2 holds page 5 of seed 9, page 3 was freed.
+const CHECK: &str =
+    r#"{"op":"check","gpu":0,"pages":[{"off":8192,"seed":9,"index":5}],"freed":[12288]}"#;
+
+fn good() -> (Vram, Judge) {
+    let mut vram = Vram::new();
+    let mut judge = vram.judge();
+    assert_eq!(judge.answer(SNAPSHOT), "ok");
+    vram.put(2, &pattern::page(9, 5));
+    vram.put(3, &[POISON; PAGE]);
+    (vram, judge)
+}
+
+#[test]
+fn what_is_right_is_ok() {
+    let (_vram, mut judge) = good();
+    assert_eq!(judge.answer(CHECK), "ok");
+}
+
+#[test]
+fn a_wrong_byte_anywhere_is_seen() {
+    let (mut vram, mut judge) = good();
+    // A prime step visits every page and every place in a page in time.
+    for byte in (0..PAGES * PAGE).step_by(509).chain([PAGES * PAGE - 1]) {
+        vram.bytes[byte] ^= 1;
+        vram.write();
+        let answer = judge.answer(CHECK);
+        let page = format!("{:#x}", byte / PAGE * PAGE);
+        assert!(answer.starts_with("fail "), "byte {byte}: {answer}");
+        assert!(answer.contains(&page), "byte {byte}: {answer}");
+        assert!(
+            answer.contains(&format!("byte {},", byte % PAGE)),
+            "{answer}"
+        );
+        vram.bytes[byte] ^= 1;
+    }
+    vram.write();
+    assert_eq!(judge.answer(CHECK), "ok");
+}
+
+#[test]
+fn the_wrong_page_of_the_right_seed_is_seen() {
+    let (mut vram, mut judge) = good();
+    vram.put(2, &pattern::page(9, 6));
+    assert!(judge.answer(CHECK).starts_with("fail "));
+    vram.put(2, &pattern::page(8, 5));
+    assert!(judge.answer(CHECK).starts_with("fail "));
+}
+
+#[test]
+fn contains_does_not_look_elsewhere() {
+    let (mut vram, mut judge) = good();
+    vram.bytes[0] ^= 1;
+    vram.write();
+    let ask = r#"{"op":"contains","gpu":0,"pages":[{"off":8192,"seed":9,"index":5}]}"#;
+    assert_eq!(judge.answer(ask), "ok");
+    vram.bytes[2 * PAGE + 100] ^= 1;
+    vram.write();
+    assert!(judge.answer(ask).starts_with("fail "));
+}
+
+#[test]
+fn questions_that_make_no_sense_fail() {
+    let (_vram, mut judge) = good();
+    for ask in [
+        "",
+        "hello",
+        r#"{"op":"forget","gpu":0}"#,
+        r#"{"op":"snapshot","gpu":1}"#,
+        r#"{"op":"contains","gpu":0,"pages":[{"off":1,"seed":9,"index":5}]}"#,
+        r#"{"op":"contains","gpu":0,"pages":[{"off":32768,"seed":9,"index":5}]}"#,
+        r#"{"op":"contains","gpu":0,"pages":[{"off":18446744073709547520,"seed":9,"index":5}]}"#,
+        r#"{"op":"check","gpu":0,"pages":[],"freed":[12288,12288]}"#,
+        r#"{"op":"check","gpu":0,"pages":[{"off":8192,"seed":9,"index":5}],"freed":[8192]}"#,
+    ] {
+        assert!(judge.answer(ask).starts_with("fail "), "{ask}");
+    }
+}
+
+#[test]
+fn a_check_needs_a_snapshot() {
+    let vram = Vram::new();
+    let answer = vram.judge().answer(CHECK);
+    assert!(answer.contains("no snapshot"), "{answer}");
+}
+
+#[test]
+fn a_file_that_shrinks_fails() {
+    let (mut vram, mut judge) = good();
+    vram.bytes.truncate(7 * PAGE);
+    vram.write();
+    assert!(judge.answer(CHECK).starts_with("fail "));
+}
+
+#[test]
+fn lines_are_answered_in_order() {
+    let (_vram, mut judge) = good();
+    let mut answers = Vec::new();
+    let asked = format!("{CHECK}\n\nnonsense\n{CHECK}\n");
+    serve(&mut judge, asked.as_bytes(), &mut answers, |_, _| ()).unwrap();
+    let answers = String::from_utf8(answers).unwrap();
+    let answers: Vec<_> = answers.lines().collect();
+    assert_eq!(answers.len(), 3);
+    assert_eq!(answers[0], "ok");
+    assert!(answers[1].starts_with("fail not a question"));
+    assert_eq!(answers[2], "ok");
+}

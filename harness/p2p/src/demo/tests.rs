@@ -1,0 +1,81 @@
+use super::*;
+
+fn scenario() -> Scenario {
+    toml::from_str("name='resident'\npages=64\nkind='bus_addr'\npeer=64\nhome=0\n").unwrap()
+}
+
+fn played() -> Played {
+    serde_json::from_str(
+        r#"{"scenario":"resident","map_type":"bus_addr","pages":64,"peer_pages":64,
+        "home_pages":0,"ram_pages":0,"migrations":0,"bytes":524288,"faults":4,"retries":0,
+        "intact":true,"judged":true,"reasons":{"bus_addr":64},
+        "expected":{"map_type":"bus_addr","peer_pages":64,"home_pages":0},"exit":0,"error":""}"#,
+    )
+    .unwrap()
+}
+
+#[test]
+fn what_is_expected_is_no_trouble() {
+    assert_eq!(mismatch(&scenario(), &played()), None);
+}
+
+#[test]
+fn each_difference_is_trouble() {
+    let changes: [fn(&mut Played); 8] = [
+        |played| played.map_type = "host".into(),
+        |played| played.peer_pages -= 1,
+        |played| played.home_pages += 1,
+        |played| played.migrations += 1,
+        |played| played.bytes -= 4096,
+        |played| played.intact = false,
+        |played| played.judged = false,
+        |played| played.error = "NIC read: byte 0 of page 0 is wrong".into(),
+    ];
+    for (number, change) in changes.iter().enumerate() {
+        let mut played = played();
+        change(&mut played);
+        assert!(mismatch(&scenario(), &played).is_some(), "change {number}");
+    }
+}
+
+#[test]
+fn trouble_says_what_was_expected_and_seen() {
+    let mut played = played();
+    played.peer_pages = 60;
+    assert_eq!(
+        mismatch(&scenario(), &played).unwrap(),
+        "pages with a peer address: expected 64, seen 60"
+    );
+}
+
+#[test]
+fn the_table_has_a_line_per_scenario() {
+    let row = |topology: &str, played: Option<Played>| Row {
+        topology: topology.into(),
+        iommu: topology == "iommu",
+        scenario: "resident".into(),
+        played,
+        trouble: None,
+    };
+    let bridge = Played {
+        map_type: "host_bridge".into(),
+        ..played()
+    };
+    let mixed = Played {
+        peer_pages: 32,
+        home_pages: 32,
+        reasons: [("bus_addr".into(), 32), ("topology".into(), 32)].into(),
+        ..played()
+    };
+    let text = table(&[
+        row("switch", Some(played())),
+        row("iommu", Some(bridge)),
+        row("two-gpus", Some(mixed)),
+        row("blocked", None),
+    ]);
+    assert_eq!(text.lines().count(), 6, "{text}");
+    assert!(text.contains("HOST_BRIDGE (IOVA)"), "{text}");
+    assert!(text.contains("BUS_ADDR, mixed"), "{text}");
+    assert!(text.contains("topology 32"), "{text}");
+    assert!(text.contains("no result"), "{text}");
+}

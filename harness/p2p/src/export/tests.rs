@@ -1,0 +1,167 @@
+use super::*;
+
+use crate::series::Series;
+
+const SETTINGS: &str = "subject_prefix = 'RFC PATCH'\n\
+    [[mirror]]\nfrom = 'rust/kernel/'\nto = 'rust/kernel/'\n\
+    [[mirror]]\nfrom = 'drivers/test/'\nto = 'rust/drivers/'\nkeep = ['README.md']\n";
+
+/// A repository with an exported series of two commits.
+struct Scene {
+    dir: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        let tree = scene.tree_dir();
+        fs::create_dir_all(&tree).unwrap();
+        ask(&tree, &["init", "-q", "-b", "base"]).unwrap();
+        scene.commit("base", &[("mm/hmm.c", "old\n")]);
+        ask(&tree, &["checkout", "-q", "-b", "series"]).unwrap();
+        scene.commit(
+            "mm: change",
+            &[("mm/hmm.c", "new\n"), ("rust/kernel/mm/hmm.rs", "//\n")],
+        );
+        scene.commit(
+            "test: add",
+            &[("drivers/test/gpu.rs", "// gpu\n"), ("other/x", "x\n")],
+        );
+        scene.put("patches/series.toml", SETTINGS);
+        scene.put(
+            "patches/cover-letter.md",
+            "mm: all of it\n\nWhy it is good.\n",
+        );
+        scene.put("rust/drivers/README.md", "ours\n");
+        let changes = write(&scene.root(), &scene.tree(), &scene.series()).unwrap();
+        assert_eq!(changes.len(), 5, "{changes:?}");
+        scene
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("root")
+    }
+
+    fn tree_dir(&self) -> PathBuf {
+        self.dir.path().join("tree")
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        put(&self.root(), path, text);
+    }
+
+    fn get(&self, path: &str) -> String {
+        fs::read_to_string(self.root().join(path)).unwrap()
+    }
+
+    fn series(&self) -> Series {
+        Series::read(&self.root()).unwrap()
+    }
+
+    fn tree(&self) -> Tree {
+        let dir = self.tree_dir();
+        Tree {
+            base: ask(&dir, &["rev-parse", "base"]).unwrap(),
+            tip: ask(&dir, &["rev-parse", "series"]).unwrap(),
+            source: "test".into(),
+            dir,
+        }
+    }
+
+    fn commit(&self, subject: &str, files: &[(&str, &str)]) {
+        let dir = self.tree_dir();
+        for (path, text) in files {
+            put(&dir, path, text);
+        }
+        ask(&dir, &["add", "-A"]).unwrap();
+        let mut commit = git(&dir, &["commit", "-q", "-m", subject]);
+        commit
+            .env("GIT_AUTHOR_NAME", "A")
+            .env("GIT_AUTHOR_EMAIL", "a@example.org");
+        capture(&mut commit).unwrap();
+    }
+
+    fn drift(&self) -> Vec<String> {
+        drift(&self.root(), &self.tree(), &self.series()).unwrap()
+    }
+}
+
+fn put(root: &Path, path: &str, text: &str) {
+    let file = root.join(path);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, text).unwrap();
+}
+
+#[test]
+fn an_export_leaves_no_drift() {
+    let scene = Scene::new();
+    assert_eq!(scene.drift(), Vec::<String>::new());
+    assert!(same_patches(&scene.tree(), &scene.series()).unwrap());
+    assert_eq!(scene.get("rust/drivers/gpu.rs"), "// gpu\n");
+    assert_eq!(scene.get("rust/kernel/mm/hmm.rs"), "//\n");
+    assert_eq!(scene.get("rust/drivers/README.md"), "ours\n");
+    assert!(!scene.root().join("other").exists());
+}
+
+#[test]
+fn the_cover_letter_is_a_mail() {
+    let scene = Scene::new();
+    let mail = scene.get("patches/0000-cover-letter.txt");
+    assert!(
+        mail.contains("\nSubject: [RFC PATCH 0/2] mm: all of it\n"),
+        "{mail}"
+    );
+    assert!(
+        mail.contains("\n\nWhy it is good.\n\nA (2):\n  mm: change\n  test: add\n"),
+        "{mail}"
+    );
+    assert!(mail.contains(" 4 files changed"), "{mail}");
+    let patch = scene.get("patches/0001-mm-change.patch");
+    assert!(
+        patch.contains("Subject: [RFC PATCH 1/2] mm: change"),
+        "{patch}"
+    );
+}
+
+#[test]
+fn every_side_that_changes_is_drift() {
+    let scene = Scene::new();
+    scene.put("rust/drivers/gpu.rs", "// edited here\n");
+    assert_eq!(scene.drift(), ["differs:  rust/drivers/gpu.rs"]);
+
+    let scene = Scene::new();
+    scene.put("rust/kernel/stale.rs", "");
+    assert_eq!(scene.drift(), ["too much: rust/kernel/stale.rs"]);
+
+    let scene = Scene::new();
+    fs::remove_file(scene.root().join("patches/0002-test-add.patch")).unwrap();
+    assert_eq!(scene.drift(), ["missing:  patches/0002-test-add.patch"]);
+
+    let scene = Scene::new();
+    scene.put("patches/cover-letter.md", "mm: all of it\n\nBetter.\n");
+    assert_eq!(scene.drift(), ["differs:  patches/0000-cover-letter.txt"]);
+
+    let scene = Scene::new();
+    scene.commit("mm: more", &[("mm/hmm.c", "newer\n")]);
+    assert!(!scene.drift().is_empty());
+    assert!(!same_patches(&scene.tree(), &scene.series()).unwrap());
+}
+
+#[test]
+fn patches_apply_to_what_they_came_from() {
+    let scene = Scene::new();
+    let tree = scene.tree();
+    let last = scene.series().apply(&tree.dir, &tree.base, |_| ()).unwrap();
+    let treeish =
+        |commit: &str| ask(&tree.dir, &["rev-parse", &format!("{commit}^{{tree}}")]).unwrap();
+    assert_eq!(treeish(&last), treeish(&tree.tip));
+}
+
+#[test]
+fn a_cover_letter_without_a_body_is_refused() {
+    let scene = Scene::new();
+    scene.put("patches/cover-letter.md", "only a subject\n");
+    assert!(drift(&scene.root(), &scene.tree(), &scene.series()).is_err());
+}

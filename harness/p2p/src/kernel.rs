@@ -1,0 +1,122 @@
+//! The test kernels: which there are (qemu/kernels.toml), how they are
+//! configured and built.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::outcome::Usage;
+use crate::paths::Paths;
+
+pub mod build;
+pub mod config;
+
+/// A kernel in qemu/kernels.toml.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernel {
+    /// Which tree it is built from.
+    pub tree: Source,
+    /// Files of qemu/kernel/, without `.config`.
+    pub fragments: Vec<String>,
+    /// `folder` or `folder/program` of tools/testing/selftests.
+    pub selftests: Vec<String>,
+    /// It can be built by LLVM alone.
+    #[serde(default)]
+    pub llvm: bool,
+}
+
+/// What a kernel is built from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// The base with the series.
+    Series,
+    /// The base alone.
+    Base,
+}
+
+/// All kernels, by name.
+pub struct Kernels(BTreeMap<String, Kernel>);
+
+impl Kernels {
+    /// Reads qemu/kernels.toml.
+    pub fn read(root: &Path) -> Result<Self> {
+        let file = root.join("qemu/kernels.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        Ok(Self(
+            toml::from_str(&text).with_context(|| file.display().to_string())?,
+        ))
+    }
+
+    /// The kernel of that name.
+    pub fn get(&self, name: &str) -> Result<&Kernel> {
+        self.0.get(name).ok_or_else(|| {
+            Usage(format!(
+                "there is no kernel {name:?}; there are: {}",
+                self.names().join(", ")
+            ))
+            .into()
+        })
+    }
+
+    /// All names.
+    pub fn names(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+}
+
+/// A kernel that was built.
+#[derive(Clone)]
+pub struct Built {
+    /// Its output directory.
+    pub dir: PathBuf,
+}
+
+impl Built {
+    /// Where a kernel of that name is built.
+    pub fn at(paths: &Paths, name: &str) -> Self {
+        Self {
+            dir: paths.output.join(name),
+        }
+    }
+
+    /// What boots.
+    pub fn image(&self) -> PathBuf {
+        self.dir.join("arch/x86/boot/bzImage")
+    }
+
+    /// All modules, side by side.
+    pub fn modules(&self) -> PathBuf {
+        self.dir.join("ko")
+    }
+
+    /// Where the selftests of a folder are.
+    pub fn selftests(&self, folder: &str) -> PathBuf {
+        self.dir.join("selftests").join(folder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_of_this_repository() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let kernels = Kernels::read(&root).unwrap();
+        for name in kernels.names() {
+            let kernel = kernels.get(name).unwrap();
+            for fragment in &kernel.fragments {
+                let options = config::fragment(&root, fragment).unwrap();
+                assert!(!options.is_empty(), "{fragment}");
+            }
+        }
+        let error = kernels.get("debgu").unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some());
+        assert!(error.to_string().contains("debug"), "{error}");
+    }
+}

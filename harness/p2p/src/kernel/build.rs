@@ -1,0 +1,352 @@
+//! Configures and builds a kernel, its modules and its selftests.
+//!
+//! The kernel's own make does the work and knows what is out of date. It is
+//! not even started when tree, configuration and compiler are those of the
+//! last build that succeeded.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::{Built, Kernel, Kernels, Source, config};
+use crate::git::ask;
+use crate::outcome::Usage;
+use crate::paths::{Paths, digest};
+use crate::proc::{shown, stream, tail};
+use crate::setup::{Tools, search_path};
+use crate::tree::{Tree, need_space};
+use crate::ui::{Step, Ui};
+
+/// What the user can choose.
+#[derive(Clone, Debug, Default)]
+pub struct Compiler {
+    /// `LLVM=`; -19 if neither is given.
+    pub llvm: Option<String>,
+    /// `CC=`
+    pub cc: Option<String>,
+}
+
+/// Disk space that a kernel takes, with what its tests leave.
+const KERNEL_BYTES: u64 = 3 << 30;
+
+/// Builds kernels from a tree.
+pub struct Builder<'a> {
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// Progress.
+    pub ui: &'a Ui,
+    /// Programs.
+    pub tools: &'a Tools,
+    /// The tree.
+    pub tree: &'a Tree,
+    /// What the user chose.
+    pub compiler: &'a Compiler,
+    /// Jobs at a time.
+    pub jobs: usize,
+}
+
+impl Builder<'_> {
+    /// Builds the kernels of these names.
+    pub fn all(&self, kernels: &Kernels, names: &[&str]) -> Result<()> {
+        for name in names {
+            self.one(name, kernels.get(name)?)?;
+        }
+        Ok(())
+    }
+
+    fn one(&self, name: &str, kernel: &Kernel) -> Result<()> {
+        if kernel.llvm && self.compiler.llvm.is_none() && self.compiler.cc.is_some() {
+            bail!(Usage(format!(
+                "kernel {name} can be built by LLVM alone: leave CC= out, or use ONLY="
+            )));
+        }
+        let source = match kernel.tree {
+            Source::Series => self.tree.dir.clone(),
+            Source::Base => self.tree.base_worktree(self.paths, self.ui)?,
+        };
+        let built = Built::at(self.paths, name);
+        fs::create_dir_all(&built.dir)?;
+        let make = Make {
+            builder: self,
+            name,
+            source: &source,
+            output: &built.dir,
+        };
+        let wanted = config::wanted(&self.paths.root, kernel)?;
+        let text = config::text(&wanted);
+        let inputs = make.inputs(&text, kernel)?;
+        let mark = built.dir.join("p2p-built");
+        if inputs.is_some() && fs::read_to_string(&mark).ok() == inputs && built.image().is_file() {
+            return Ok(());
+        }
+        need_space(
+            &built.dir,
+            if built.image().is_file() {
+                1 << 28
+            } else {
+                KERNEL_BYTES
+            },
+        )?;
+        let _ = fs::remove_file(&mark);
+
+        let step = self.ui.step(format!("build: kernel {name}"));
+        make.configure(&text, &wanted, &step)?;
+        let jobs = format!("-j{}", self.jobs);
+        make.run(&[&jobs, "bzImage", "modules"], &step)?;
+        link_modules(&built)?;
+        // What `vng` and the selftests look for beside the source.
+        make.run(&["headers_install"], &step)?;
+        for entry in &kernel.selftests {
+            make.selftests(entry, &step)?;
+        }
+        if let Some(inputs) = inputs {
+            fs::write(&mark, inputs)?;
+        }
+        step.done("built");
+        Ok(())
+    }
+}
+
+/// One folder with all modules, as the guest's `insmod` and the selftests want.
+fn link_modules(built: &Built) -> Result<()> {
+    let ko = built.modules();
+    if ko.exists() {
+        fs::remove_dir_all(&ko)?;
+    }
+    fs::create_dir_all(&ko)?;
+    let order = built.dir.join("modules.order");
+    let list = fs::read_to_string(&order).with_context(|| order.display().to_string())?;
+    for object in list.lines() {
+        let module = Path::new(object).with_extension("ko");
+        let name = module.file_name().context("a module has a name")?;
+        symlink(Path::new("..").join(&module), ko.join(name))?;
+    }
+    Ok(())
+}
+
+/// The kernel's make, for one kernel.
+struct Make<'a> {
+    builder: &'a Builder<'a>,
+    name: &'a str,
+    source: &'a Path,
+    output: &'a Path,
+}
+
+impl Make<'_> {
+    /// Everything that the build depends on, unless the tree has changes that
+    /// no commit names: then the kernel's make must find out.
+    fn inputs(&self, config: &str, kernel: &Kernel) -> Result<Option<String>> {
+        let changes = ask(self.source, &["status", "--porcelain"])?;
+        if !changes.is_empty() {
+            return Ok(None);
+        }
+        let head = ask(self.source, &["rev-parse", "HEAD"])?;
+        let command = shown(&self.command()?);
+        let all = format!("{head}\n{command}\n{config}\n{:?}", kernel.selftests);
+        Ok(Some(digest(all.as_bytes())))
+    }
+
+    fn command(&self) -> Result<Command> {
+        let mut command = self.bare("make")?;
+        command.arg("-C").arg(self.source);
+        command.arg(format!("O={}", self.output.display()));
+        let compiler = &self.builder.compiler;
+        let llvm = match (&compiler.llvm, &compiler.cc) {
+            (Some(llvm), _) => Some(llvm.as_str()),
+            (None, Some(_)) => None,
+            (None, None) => Some("-19"),
+        };
+        if let Some(llvm) = llvm {
+            command.arg(format!("LLVM={llvm}"));
+        }
+        let cc = match (&compiler.cc, llvm) {
+            (Some(cc), _) => cc.clone(),
+            // As the kernel's Makefile understands LLVM=.
+            (None, Some(llvm)) if llvm.ends_with('/') => format!("{llvm}clang"),
+            (None, Some(llvm)) if llvm.starts_with('-') => format!("clang{llvm}"),
+            (None, _) => "clang".to_owned(),
+        };
+        command.arg(if cc.starts_with("ccache ") {
+            format!("CC={cc}")
+        } else {
+            format!("CC=ccache {cc}")
+        });
+        for (variable, program) in [
+            ("RUSTC", "/usr/bin/rustc"),
+            ("RUSTDOC", "/usr/bin/rustdoc"),
+            ("RUSTFMT", "/usr/bin/rustfmt"),
+            ("HOSTRUSTC", "/usr/bin/rustc"),
+        ] {
+            command.arg(format!("{variable}={program}"));
+        }
+        command.arg(format!("BINDGEN={}", self.builder.tools.bindgen.display()));
+        Ok(command)
+    }
+
+    /// A program in the environment of a build that comes out the same
+    /// everywhere.
+    fn bare(&self, program: &str) -> Result<Command> {
+        let mut command = Command::new(program);
+        for name in [
+            "MAKEFLAGS",
+            "MFLAGS",
+            "MAKELEVEL",
+            "MAKEOVERRIDES",
+            "O",
+            "KBUILD_OUTPUT",
+            "LLVM",
+            "ARCH",
+            "CROSS_COMPILE",
+        ] {
+            command.env_remove(name);
+        }
+        command
+            .env("PATH", search_path(self.builder.tools)?)
+            .env("LC_ALL", "C")
+            .env("LIBCLANG_PATH", "/usr/lib/llvm-19/lib")
+            .env("CCACHE_DIR", self.builder.paths.cache.join("ccache"))
+            .env("CCACHE_BASEDIR", &self.builder.paths.work)
+            .env("CCACHE_NOHASHDIR", "1")
+            .env("CCACHE_MAXSIZE", "5G")
+            .env("KBUILD_BUILD_TIMESTAMP", "Thu Jan 1 00:00:00 UTC 1970")
+            .env("KBUILD_BUILD_USER", "p2p")
+            .env("KBUILD_BUILD_HOST", "p2p");
+        Ok(command)
+    }
+
+    fn configure(&self, text: &str, wanted: &config::Options, step: &Step<'_>) -> Result<()> {
+        let fragment = self.output.join("p2p.config");
+        let config = self.output.join(".config");
+        // An unchanged configuration keeps its time, and make has less to do.
+        if fs::read_to_string(&fragment).ok().as_deref() != Some(text) || !config.is_file() {
+            fs::write(&fragment, text)?;
+            let mut command = self.command()?;
+            command
+                .arg("allnoconfig")
+                .env("KCONFIG_ALLCONFIG", &fragment);
+            self.finish(command, step)?;
+        } else {
+            self.run(&["olddefconfig"], step)?;
+        }
+        let refused = config::refused(wanted, &fs::read_to_string(&config)?)?;
+        if !refused.is_empty() {
+            fs::remove_file(&fragment)?;
+            bail!(
+                "kernel {}: Kconfig refuses these options (a dependency is missing, or \
+                 they are not in this tree):\n    {}",
+                self.name,
+                refused.join("\n    ")
+            );
+        }
+        Ok(())
+    }
+
+    fn run(&self, targets: &[&str], step: &Step<'_>) -> Result<()> {
+        let mut command = self.command()?;
+        command.args(targets);
+        self.finish(command, step)
+    }
+
+    /// `entry`: `folder` or `folder/program`.
+    fn selftests(&self, entry: &str, step: &Step<'_>) -> Result<()> {
+        let (folder, program) = match entry.split_once('/') {
+            Some((folder, program)) => (folder, Some(program)),
+            None => (entry, None),
+        };
+        let source = self.source.join("tools/testing/selftests").join(folder);
+        if !source.is_dir() {
+            bail!("kernel {}: the tree has no {}", self.name, source.display());
+        }
+        let output = self.output.join("selftests").join(folder);
+        fs::create_dir_all(&output)?;
+        let headers = self.output.join("usr/include");
+        let mut command = self.bare("make")?;
+        command
+            .arg("-C")
+            .arg(&source)
+            .arg(format!("OUTPUT={}", output.display()))
+            .arg(format!("KHDR_INCLUDES=-isystem {}", headers.display()))
+            .arg("CC=gcc");
+        if let Some(program) = program {
+            command.arg(output.join(program));
+        }
+        self.finish(command, step)
+    }
+
+    fn finish(&self, command: Command, step: &Step<'_>) -> Result<()> {
+        let logs = self.builder.paths.build().join("logs");
+        fs::create_dir_all(&logs)?;
+        let log: PathBuf = logs.join(format!("build-{}.log", self.name));
+        if self.builder.ui.verbose {
+            self.builder.ui.say(format!("+ {}", shown(&command)));
+        }
+        let text = shown(&command);
+        let mut lines = 0;
+        let status = stream(command, &log, |line| {
+            let line = line.trim();
+            // "CC      mm/hmm.o", "RUSTC L rust/kernel.o", "LD [M]  ..."
+            if let Some(object) = line.split_whitespace().last().filter(|_| is_object(line)) {
+                lines += 1;
+                step.at(format!("{lines} made · {object}"));
+            }
+        })?;
+        if !status.success() {
+            let log_text = fs::read_to_string(&log).unwrap_or_default();
+            bail!(
+                "kernel {} could not be built:\n{}\nThe whole log: {}\nTo repeat: {text}",
+                self.name,
+                complaints(&log_text),
+                self.builder.paths.short(&log),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Whether a line of kbuild says that something is made.
+fn is_object(line: &str) -> bool {
+    line.split_whitespace()
+        .next()
+        .is_some_and(|word| word.len() > 1 && word.bytes().all(|b| b.is_ascii_uppercase()))
+}
+
+/// The lines that say what went wrong, or the last ones.
+fn complaints(log: &str) -> String {
+    let lines: Vec<_> = log.lines().collect();
+    let first = lines.iter().position(|line| {
+        ["error:", "error[", "Error:", "undefined", "No space left"]
+            .iter()
+            .any(|word| line.contains(word))
+    });
+    match first {
+        Some(at) => lines[at..lines.len().min(at + 25)].join("\n"),
+        None => tail(log, 20),
+    }
+    .lines()
+    .map(|line| format!("    {line}"))
+    .collect::<Vec<_>>()
+    .join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_error_is_shown() {
+        let log = "  CC      a.o\nb.c:1:2: error: no\nmake: *** [x] Error 1\n";
+        assert!(complaints(log).starts_with("    b.c:1:2: error: no"));
+        assert_eq!(complaints("only this\n"), "    only this");
+    }
+
+    #[test]
+    fn lines_of_kbuild() {
+        assert!(is_object("CC      mm/hmm.o"));
+        assert!(is_object("RUSTC L rust/kernel.o"));
+        assert!(!is_object("make[1]: Entering directory"));
+        assert!(!is_object("warning: unused"));
+    }
+}

@@ -1,0 +1,108 @@
+//! Finds reports of the kernel's own checks in a log: KASAN, lockdep, RCU,
+//! DMA-API, kmemleak, and everything else that says BUG or WARNING.
+
+/// What begins a report.
+const MARKS: [&str; 22] = [
+    "BUG:",
+    "kernel BUG at",
+    "WARNING:",
+    "------------[ cut here ]",
+    "KASAN:",
+    "UBSAN:",
+    "Oops:",
+    "general protection fault",
+    "Kernel panic",
+    "INFO: task ",
+    "INFO: trying to register non-static key",
+    "INFO: possible recursive",
+    "rcu_sched self-detected stall",
+    "rcu_preempt self-detected stall",
+    "detected stalls on CPUs",
+    "suspicious RCU usage",
+    "refcount_t:",
+    "Bad page state",
+    "Bad page map",
+    "Bad rss-counter",
+    "new suspected memory leaks",
+    "hung_task:",
+];
+
+/// What the DMA-API debugging says when it is content.
+const DMA_API_CONTENT: [&str; 3] = ["preallocated", "debugging enabled", "debugging drivers"];
+
+/// Lines that a report is shown with.
+const CONTEXT: usize = 30;
+
+/// The reports of a log, each with the lines after it.
+pub fn reports(log: &str) -> Vec<String> {
+    let lines: Vec<_> = log.lines().collect();
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < lines.len() {
+        if !begins_report(lines[at]) {
+            at += 1;
+            continue;
+        }
+        let end = lines.len().min(at + CONTEXT);
+        // A report ends where the kernel says so, if it does.
+        let end = (at + 1..end)
+            .find(|&line| lines[line].contains("---[ end trace"))
+            .map_or(end, |line| line + 1);
+        found.push(lines[at..end].join("\n"));
+        at = end;
+    }
+    found
+}
+
+fn begins_report(line: &str) -> bool {
+    if let Some((_, said)) = line.split_once("DMA-API: ") {
+        return !DMA_API_CONTENT.iter().any(|word| said.contains(word));
+    }
+    MARKS.iter().any(|mark| line.contains(mark))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quiet_log_has_none() {
+        let log = "[    0.0] Linux version 7.3\n\
+                   [    0.1] DMA-API: preallocated 65536 debug entries\n\
+                   [    0.1] DMA-API: debugging enabled by kernel config\n\
+                   [    0.1] kmemleak: Kernel memory leak detector initialized\n\
+                   [    0.1] Lock dependency validator: Copyright (c) 2006\n\
+                   qemu-system-x86_64: warning: TCG doesn't support requested feature\n";
+        assert_eq!(reports(log), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_kind_is_found() {
+        for line in [
+            "BUG: KASAN: slab-use-after-free in f+0x1/0x2",
+            "WARNING: possible circular locking dependency detected",
+            "WARNING: CPU: 0 PID: 1 at mm/hmm.c:1 f+0x1/0x2",
+            "WARNING: suspicious RCU usage",
+            "BUG: sleeping function called from invalid context at a.c:1",
+            "DMA-API: pci 0000:01:00.0: device driver frees DMA memory with wrong function",
+            "kmemleak: 3 new suspected memory leaks (see /sys/kernel/debug/kmemleak)",
+            "INFO: task sh:1 blocked for more than 120 seconds.",
+            "kernel BUG at mm/memory.c:1!",
+            "refcount_t: underflow; use-after-free.",
+        ] {
+            let log = format!("[    1.000000] {line}\n[    1.0] after\n");
+            assert_eq!(reports(&log).len(), 1, "{line}");
+        }
+    }
+
+    #[test]
+    fn one_report_is_counted_once() {
+        let log = "[ 1.0] ------------[ cut here ]------------\n\
+                   [ 1.0] WARNING: CPU: 0 PID: 1 at a.c:1\n\
+                   [ 1.0] ---[ end trace 0000000000000000 ]---\n\
+                   [ 1.0] BUG: Bad page state\n";
+        let found = reports(log);
+        assert_eq!(found.len(), 2);
+        assert!(found[0].ends_with("]---"));
+    }
+}

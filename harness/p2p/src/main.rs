@@ -1,0 +1,30 @@
+//! The tool behind the Makefile: gets the base kernel, applies the series,
+//! builds and boots it, and says whether it does what it should.
+//!
+//! A command's path, in file order: [`cli`] → [`setup`] → [`tree`] →
+//! [`kernel`] → [`vm`] → [`demo`] or [`plan`] → [`report`].
+
+use std::process::ExitCode;
+
+mod cli;
+mod demo;
+mod export;
+mod git;
+mod kernel;
+mod logscan;
+mod outcome;
+mod paths;
+mod plan;
+mod proc;
+mod report;
+mod series;
+mod setup;
+mod shell;
+mod topology;
+mod tree;
+mod ui;
+mod vm;
+
+fn main() -> ExitCode {
+    outcome::exit(cli::run)
+}

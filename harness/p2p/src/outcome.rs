@@ -1,0 +1,102 @@
+//! What a run comes to, and the exit status that says so.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use anyhow::Error;
+
+use crate::proc;
+
+/// How a command ended that could be carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Everything is as expected.
+    Passed,
+    /// It ran, and something is not as expected.
+    Failed,
+}
+
+/// The command cannot be meant as it was given.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Exit statuses; an error that is no [`Usage`] means "could not run".
+pub mod status {
+    /// Passed.
+    pub const PASSED: u8 = 0;
+    /// A test failed.
+    pub const FAILED: u8 = 1;
+    /// The run could not be carried out.
+    pub const COULD_NOT_RUN: u8 = 2;
+    /// Bad usage (EX_USAGE).
+    pub const USAGE: u8 = 64;
+    /// Ended by Ctrl-C (128 + SIGINT).
+    pub const INTERRUPTED: u8 = 130;
+}
+
+/// The exit status for a result.
+pub fn status_of(result: &Result<Verdict, Error>) -> u8 {
+    match result {
+        _ if proc::interrupted() => status::INTERRUPTED,
+        Ok(Verdict::Passed) => status::PASSED,
+        Ok(Verdict::Failed) => status::FAILED,
+        Err(error) if error.downcast_ref::<Usage>().is_some() => status::USAGE,
+        Err(_) => status::COULD_NOT_RUN,
+    }
+}
+
+/// Runs `command`, prints an error for people, and gives the exit status.
+pub fn exit(command: impl FnOnce() -> Result<Verdict, Error>) -> ExitCode {
+    let result = command();
+    let status = status_of(&result);
+    if status == status::INTERRUPTED {
+        eprintln!("p2p: interrupted; the next run continues from here");
+    } else if let Err(error) = &result {
+        eprintln!("p2p: {}", describe(error));
+    }
+    ExitCode::from(status)
+}
+
+/// The error and its causes, outermost first, with a hint where one is known.
+fn describe(error: &Error) -> String {
+    let mut text = format!("{error:#}");
+    let no_space = error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|error| error.kind() == std::io::ErrorKind::StorageFull)
+    });
+    if no_space || text.contains("No space left on device") {
+        text.push_str("\nThe disk is full. `make clean` removes kernels that were built.");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn statuses_differ() {
+        assert_eq!(status_of(&Ok(Verdict::Passed)), 0);
+        assert_eq!(status_of(&Ok(Verdict::Failed)), 1);
+        assert_eq!(status_of(&Err(anyhow!("no network"))), 2);
+        let usage = Error::new(Usage("no such topology".into())).context("demo");
+        assert_eq!(status_of(&Err(usage)), 64);
+    }
+
+    #[test]
+    fn a_full_disk_gets_a_hint() {
+        let error = Error::new(std::io::Error::from_raw_os_error(28)).context("build/linux");
+        assert!(describe(&error).contains("make clean"));
+        assert!(!describe(&anyhow!("other")).contains("make clean"));
+    }
+}

@@ -1,0 +1,372 @@
+//! The test plan (qemu/tests.toml): which jobs there are, how one is run, and
+//! what its results are.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use ktap::Status;
+use serde::Deserialize;
+
+use crate::demo;
+use crate::kernel::{Built, Kernels, Source};
+use crate::logscan;
+use crate::outcome::Usage;
+use crate::paths::Paths;
+use crate::proc::{quote, tail};
+use crate::report::Outcome;
+use crate::topology::{Topologies, Topology};
+use crate::vm::{Boot, Booter, Ran};
+
+/// qemu/tests.toml
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    #[serde(rename = "job")]
+    jobs: Vec<Spec>,
+    /// Jobs whose results must be the same.
+    #[serde(default)]
+    pub same: Vec<Same>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Spec {
+    name: String,
+    topologies: Vec<String>,
+    kernel: Option<String>,
+    #[serde(default)]
+    scenarios: bool,
+    #[serde(default)]
+    load: Vec<String>,
+    #[serde(default)]
+    programs: Vec<String>,
+    from: Option<String>,
+    kunit: Option<String>,
+    #[serde(default)]
+    kmemleak: bool,
+    limit: u64,
+}
+
+/// Two jobs that must come out the same, test by test.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Same {
+    /// Name of the comparison.
+    pub name: String,
+    /// The jobs.
+    pub jobs: [String; 2],
+}
+
+/// A job in one topology.
+pub struct Job<'a> {
+    /// `job/topology`
+    pub name: String,
+    /// The kernel it boots.
+    pub kernel: String,
+    topology: &'a Topology,
+    spec: Spec,
+}
+
+impl Plan {
+    /// Reads qemu/tests.toml.
+    pub fn read(root: &Path) -> Result<Self> {
+        let file = root.join("qemu/tests.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        toml::from_str(&text).with_context(|| file.display().to_string())
+    }
+
+    /// All jobs in all of their topologies.
+    pub fn jobs<'a>(&self, topologies: &'a Topologies) -> Result<Vec<Job<'a>>> {
+        let mut jobs = Vec::new();
+        for spec in &self.jobs {
+            let shapes = if spec.topologies == ["*"] {
+                topologies.all()
+            } else {
+                let named = spec.topologies.iter().map(|name| topologies.get(name));
+                named.collect::<Result<_>>()?
+            };
+            for topology in shapes {
+                jobs.push(Job {
+                    name: format!("{}/{}", spec.name, topology.name),
+                    kernel: spec.kernel.clone().unwrap_or(topology.kernel.clone()),
+                    topology,
+                    spec: spec.clone(),
+                });
+            }
+        }
+        Ok(jobs)
+    }
+}
+
+impl Job<'_> {
+    /// The kernels that must be built for it.
+    pub fn needs(&self) -> Vec<&str> {
+        let mut needs = vec![self.kernel.as_str()];
+        needs.extend(self.spec.from.as_deref());
+        needs
+    }
+
+    /// Whether one of its kernels has the series.
+    pub fn needs_series(&self, kernels: &Kernels) -> Result<bool> {
+        for name in self.needs() {
+            if kernels.get(name)?.tree == Source::Series {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Boots it and gives its results.
+    pub fn run(&self, booter: &Booter<'_>, paths: &Paths) -> Result<Vec<Outcome>> {
+        let kernel = Built::at(paths, &self.kernel);
+        let limit = Duration::from_secs(self.spec.limit);
+        let mut outcomes = Vec::new();
+        let ran = if self.spec.scenarios {
+            let (rows, ran) = demo::play(booter, &self.name, &kernel, self.topology, limit)?;
+            for row in rows {
+                outcomes.push(Outcome::unless(&self.name, &row.scenario, row.trouble));
+            }
+            ran
+        } else {
+            let ran = self.boot(booter, paths, &kernel, limit)?;
+            for program in &self.spec.programs {
+                outcomes.extend(self.program(program, &ran));
+            }
+            ran
+        };
+        if self.spec.kunit.is_some() {
+            for case in ktap::parse(&ran.console) {
+                outcomes.push(Outcome::from_ktap(&self.name, "kunit", case));
+            }
+        }
+        outcomes.push(Outcome::unless(
+            &self.name,
+            "the machine ends well",
+            ran.trouble().map(|trouble| {
+                let log = paths.short(&ran.dir.join("console.log"));
+                format!("{trouble}\nThe whole log: {log}")
+            }),
+        ));
+        outcomes.push(Outcome::unless(
+            &self.name,
+            "a quiet kernel log",
+            loud(&ran),
+        ));
+        if self.spec.kmemleak {
+            outcomes.push(Outcome::unless(
+                &self.name,
+                "no memory is leaked",
+                leaks(&ran),
+            ));
+        }
+        Ok(outcomes)
+    }
+
+    fn boot(
+        &self,
+        booter: &Booter<'_>,
+        paths: &Paths,
+        kernel: &Built,
+        limit: Duration,
+    ) -> Result<Ran> {
+        let step = booter.ui.step(format!("run: {}", self.name));
+        let mut append = Vec::new();
+        if let Some(filter) = &self.spec.kunit {
+            append.push("kunit.enable=1".to_owned());
+            append.push(format!("kunit.filter_glob={filter}"));
+        }
+        let programs = match &self.spec.from {
+            Some(name) => Built::at(paths, name),
+            None => kernel.clone(),
+        };
+        let mut job = demo::load(&self.spec.load, self.topology);
+        for program in &self.spec.programs {
+            let (folder, name) = split(program);
+            let file = programs.selftests(folder).join(name);
+            job.push_str(&format!("run {name} {}\n", quote(&file.to_string_lossy())));
+        }
+        if self.spec.kmemleak {
+            job.push_str("kmemleak\n");
+        }
+        booter.boot(
+            &Boot {
+                name: &self.name,
+                kernel,
+                topology: self.topology,
+                append: &append,
+                job,
+                limit,
+            },
+            &step,
+        )
+    }
+
+    fn program(&self, program: &str, ran: &Ran) -> Vec<Outcome> {
+        let (_, name) = split(program);
+        let Some(log) = ran.file(&format!("{name}.log")) else {
+            return vec![Outcome::failed(&self.name, name, "it was not started")];
+        };
+        let cases = ktap::parse(&log);
+        let all_passed = cases.iter().all(|case| case.status != Status::Failed);
+        let mut outcomes: Vec<_> = cases
+            .into_iter()
+            .map(|case| Outcome::from_ktap(&self.name, name, case))
+            .collect();
+        // 4: everything was skipped.
+        let status = ran.file(&format!("{name}.status")).unwrap_or_default();
+        if all_passed && !matches!(status.trim(), "0" | "4") {
+            outcomes.push(Outcome::failed(
+                &self.name,
+                &format!("{name}: exit status"),
+                format!("{:?}; its last lines:\n{}", status.trim(), tail(&log, 10)),
+            ));
+        }
+        outcomes
+    }
+}
+
+fn split(program: &str) -> (&str, &str) {
+    program.rsplit_once('/').unwrap_or((".", program))
+}
+
+fn loud(ran: &Ran) -> Option<String> {
+    let reports = logscan::reports(&ran.console);
+    let first = reports.first()?;
+    Some(format!("{} reports; the first:\n{first}", reports.len()))
+}
+
+fn leaks(ran: &Ran) -> Option<String> {
+    match ran.file("kmemleak") {
+        None => Some("kmemleak did not answer".to_owned()),
+        Some(text) if text.trim().is_empty() => None,
+        Some(text) => Some(text),
+    }
+}
+
+impl Same {
+    /// Compares the two jobs' results; nothing if one of them was not run.
+    pub fn compare(&self, outcomes: &[Outcome]) -> Option<Outcome> {
+        let results = |job: &str| -> BTreeMap<String, Status> {
+            outcomes
+                .iter()
+                .filter(|outcome| outcome.suite == job)
+                .map(|outcome| (outcome.name.clone(), outcome.status))
+                .collect()
+        };
+        let [a, b] = &self.jobs;
+        let (one, other) = (results(a), results(b));
+        if one.is_empty() || other.is_empty() {
+            return None;
+        }
+        let names: std::collections::BTreeSet<_> = one.keys().chain(other.keys()).collect();
+        let differ: Vec<_> = names
+            .into_iter()
+            .filter(|name| one.get(*name) != other.get(*name))
+            .map(|name| {
+                let told = |status: Option<&Status>| match status {
+                    Some(status) => format!("{status:?}").to_lowercase(),
+                    None => "absent".to_owned(),
+                };
+                format!(
+                    "{name}: {} in {a}, {} in {b}",
+                    told(one.get(name)),
+                    told(other.get(name))
+                )
+            })
+            .collect();
+        let what = format!("{a} and {b} come out the same, {} tests", one.len());
+        let trouble = (!differ.is_empty()).then(|| differ.join("\n"));
+        Some(Outcome::unless(
+            &format!("same/{}", self.name),
+            &what,
+            trouble,
+        ))
+    }
+}
+
+/// What `ONLY=` picks: a job, a topology, or both, with commas between.
+pub struct Only(Vec<String>);
+
+impl Only {
+    /// `None` picks everything.
+    pub fn new(text: Option<&str>) -> Self {
+        let words = text.unwrap_or_default().split(',').map(str::trim);
+        Self(
+            words
+                .filter(|word| !word.is_empty())
+                .map(str::to_owned)
+                .collect(),
+        )
+    }
+
+    /// Whether everything is picked.
+    pub fn all(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a `job/topology`, or something with one name, is picked.
+    pub fn picks(&self, name: &str) -> bool {
+        self.all()
+            || self
+                .0
+                .iter()
+                .any(|word| word == name || name.split('/').any(|part| part == word))
+    }
+
+    /// An error if a word picks nothing of these names.
+    pub fn check(&self, names: &[String]) -> Result<()> {
+        for word in &self.0 {
+            let one = Self(vec![word.clone()]);
+            if !names.iter().any(|name| one.picks(name)) {
+                bail!(Usage(format!(
+                    "ONLY={word} picks nothing; there are: {}",
+                    names.join(", ")
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs jobs, some at a time. The first error ends it; results stay.
+pub fn run_all<T: Send>(
+    jobs: Vec<T>,
+    at_a_time: usize,
+    run: impl Fn(T) -> Result<()> + Sync,
+) -> Result<()> {
+    let queue = Mutex::new(jobs.into_iter());
+    let failed = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..at_a_time.max(1) {
+            scope.spawn(|| {
+                while failed.lock().expect("no panic holds it").is_none() {
+                    let next = queue.lock().expect("no panic holds it").next();
+                    let Some(job) = next else { return };
+                    if let Err(error) = run(job) {
+                        failed
+                            .lock()
+                            .expect("no panic holds it")
+                            .get_or_insert(error);
+                    }
+                }
+            });
+        }
+    });
+    failed
+        .into_inner()
+        .expect("no panic holds it")
+        .map_or(Ok(()), Err)
+}
+
+/// Every kernel that these jobs need, once, in the order of qemu/kernels.toml.
+pub fn kernels_for<'a>(jobs: &[&Job<'_>], kernels: &'a Kernels) -> Vec<&'a str> {
+    let needed = |name: &&str| jobs.iter().any(|job| job.needs().contains(name));
+    kernels.names().into_iter().filter(needed).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+use super::*;
+
+use std::path::PathBuf;
+
+use crate::vm::End;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn the_plan_of_this_repository() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let kernels = Kernels::read(&root()).unwrap();
+    let plan = Plan::read(&root()).unwrap();
+    let jobs = plan.jobs(&topologies).unwrap();
+    for job in &jobs {
+        for kernel in job.needs() {
+            let kernel = kernels.get(kernel).unwrap();
+            assert!(!kernel.fragments.is_empty());
+        }
+        assert!(
+            job.spec.scenarios || job.spec.kunit.is_some() || !job.spec.programs.is_empty(),
+            "{} has nothing to do",
+            job.name
+        );
+        let source = kernels.get(job.needs().last().unwrap()).unwrap();
+        for program in &job.spec.programs {
+            let built = source
+                .selftests
+                .iter()
+                .any(|entry| entry == program || split(program).0 == entry);
+            assert!(built, "{}: {program} is not built", job.name);
+        }
+    }
+    for same in &plan.same {
+        for name in &same.jobs {
+            assert!(jobs.iter().any(|job| job.name == *name), "{name}");
+        }
+    }
+    // Every topology is judged.
+    for topology in topologies.all() {
+        assert!(
+            jobs.iter()
+                .any(|job| job.name == format!("demo/{}", topology.name))
+        );
+    }
+}
+
+fn ran(console: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Ran) {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("out")).unwrap();
+    for (name, text) in files {
+        fs::write(dir.path().join("out").join(name), text).unwrap();
+    }
+    let ran = Ran {
+        dir: dir.path().to_owned(),
+        end: End::Done(0),
+        console: console.to_owned(),
+        time: Duration::ZERO,
+    };
+    (dir, ran)
+}
+
+fn job<'a>(topology: &'a Topology) -> Job<'a> {
+    Job {
+        name: "selftest/switch".into(),
+        kernel: "plain".into(),
+        topology,
+        spec: toml::from_str("name='selftest'\ntopologies=[]\nlimit=1\n").unwrap(),
+    }
+}
+
+#[test]
+fn a_program_that_dies_after_its_last_result_fails() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let job = job(topologies.get("switch").unwrap());
+    let good = "TAP version 13\n1..1\nok 1 a\n";
+    let (_dir, run) = ran("", &[("t.log", good), ("t.status", "0\n")]);
+    assert!(
+        job.program("p2pdma/t", &run)
+            .iter()
+            .all(|o| o.status == Status::Passed)
+    );
+    let (_dir, run) = ran("", &[("t.log", good), ("t.status", "139\n")]);
+    assert!(
+        job.program("p2pdma/t", &run)
+            .iter()
+            .any(|o| o.status == Status::Failed)
+    );
+    let (_dir, run) = ran("", &[("t.log", good)]);
+    assert!(
+        job.program("p2pdma/t", &run)
+            .iter()
+            .any(|o| o.status == Status::Failed)
+    );
+    let (_dir, run) = ran("", &[]);
+    assert!(
+        job.program("p2pdma/t", &run)
+            .iter()
+            .any(|o| o.status == Status::Failed)
+    );
+}
+
+#[test]
+fn a_loud_log_and_a_leak_are_failures() {
+    let (_dir, quiet) = ran("[ 0.0] Linux\n", &[("kmemleak", "")]);
+    assert_eq!(loud(&quiet), None);
+    assert_eq!(leaks(&quiet), None);
+    let (_dir, run) = ran(
+        "[ 0.0] BUG: KASAN: use-after-free\n",
+        &[("kmemleak", "unreferenced object 0x1 (size 8):\n")],
+    );
+    assert!(loud(&run).unwrap().contains("KASAN"));
+    assert!(leaks(&run).unwrap().contains("unreferenced"));
+    let (_dir, run) = ran("", &[]);
+    assert!(leaks(&run).is_some());
+}
+
+#[test]
+fn two_jobs_are_compared_test_by_test() {
+    let same = Same {
+        name: "x".into(),
+        jobs: ["a".into(), "b".into()],
+    };
+    let mut outcomes = vec![
+        Outcome::passed("a", "one"),
+        Outcome::skipped("a", "two", "why"),
+        Outcome::passed("b", "one"),
+        Outcome::skipped("b", "two", "another why"),
+    ];
+    assert_eq!(same.compare(&outcomes).unwrap().status, Status::Passed);
+    outcomes[3] = Outcome::failed("b", "two", "no");
+    let outcome = same.compare(&outcomes).unwrap();
+    assert_eq!(outcome.status, Status::Failed);
+    assert_eq!(outcome.reason, "two: skipped in a, failed in b");
+    outcomes.pop();
+    assert!(
+        same.compare(&outcomes)
+            .unwrap()
+            .reason
+            .contains("absent in b")
+    );
+    assert!(same.compare(&outcomes[..2]).is_none());
+}
+
+#[test]
+fn what_only_picks() {
+    let names = ["demo/switch", "selftest/switch", "selftest/iommu", "drift"];
+    let names = names.map(str::to_owned);
+    let picked = |text: &str| {
+        let only = Only::new(Some(text));
+        only.check(&names).unwrap();
+        names.iter().filter(|name| only.picks(name)).count()
+    };
+    assert_eq!(picked(""), 4);
+    assert_eq!(picked("switch"), 2);
+    assert_eq!(picked("selftest"), 2);
+    assert_eq!(picked("selftest/iommu"), 1);
+    assert_eq!(picked("drift, demo"), 2);
+    assert!(Only::new(Some("swich")).check(&names).is_err());
+    assert!(Only::new(Some("it")).check(&names).is_err());
+}
+
+#[test]
+fn jobs_run_until_the_first_error() {
+    let done = Mutex::new(0);
+    let result = run_all((0..100).collect(), 2, |n| {
+        *done.lock().unwrap() += 1;
+        if n == 3 { bail!("no") } else { Ok(()) }
+    });
+    assert!(result.is_err());
+    assert!(*done.lock().unwrap() < 100);
+    run_all(vec![1, 2, 3], 8, |_| Ok(())).unwrap();
+}

@@ -1,0 +1,299 @@
+//! What packages of the distribution do not give: bindgen, virtme-ng and the
+//! base kernel's source. All of it goes to the cache, once.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::paths::Paths;
+use crate::proc::{capture, output, tail};
+use crate::ui::Ui;
+
+const BINDGEN: &str = "0.72.1";
+const VIRTME_NG: &str = "1.42";
+
+/// The package that holds the base, and the version the series is made for.
+const BASE_PACKAGE: &str = "linux-source-7.3";
+const BASE_VERSION: &str = "7.3~rc7";
+const BASE_SUITES: [&str; 2] = ["experimental", "sid"];
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Programs that [`tools`] has made sure of.
+pub struct Tools {
+    /// bindgen
+    pub bindgen: PathBuf,
+    /// The directory with vng and what it calls.
+    pub vng_dir: PathBuf,
+}
+
+/// Installs bindgen and virtme-ng unless they are there.
+pub fn tools(paths: &Paths, ui: &Ui) -> Result<Tools> {
+    Ok(Tools {
+        bindgen: bindgen(paths, ui)?,
+        vng_dir: virtme_ng(paths, ui)?,
+    })
+}
+
+fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
+    let home = paths.cache.join("tools").join(format!("bindgen-{BINDGEN}"));
+    let program = home.join("bin/bindgen");
+    if program.is_file() {
+        return Ok(program);
+    }
+    let step = ui.step(format!("setup: bindgen {BINDGEN}"));
+    let partial = fresh(&home.with_extension("partial"))?;
+    let target = paths.build().join("bindgen");
+    let installed = capture(
+        Command::new("/usr/bin/cargo")
+            .args(["install", "--quiet", "--locked", "bindgen-cli", "--version"])
+            .arg(BINDGEN)
+            .arg("--root")
+            .arg(&partial)
+            .env("CARGO_TARGET_DIR", &target)
+            .env("CARGO_HOME", paths.cache.join("cargo"))
+            .env("RUSTC", "/usr/bin/rustc"),
+    );
+    installed.with_context(|| {
+        format!("bindgen {BINDGEN} could not be installed; it comes from the network, once")
+    })?;
+    put_in_place(&partial, &home)?;
+    fs::remove_dir_all(&target)?;
+    step.done("installed");
+    Ok(program)
+}
+
+fn virtme_ng(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
+    let home = paths
+        .cache
+        .join("tools")
+        .join(format!("virtme-ng-{VIRTME_NG}"));
+    let bin = home.join("bin");
+    // A virtual environment cannot be moved, so a mark says that it is whole.
+    let whole = home.join("whole");
+    if whole.is_file() && bin.join("vng").is_file() {
+        return Ok(bin);
+    }
+    let step = ui.step(format!("setup: virtme-ng {VIRTME_NG}"));
+    fresh(&home)?;
+    capture(
+        Command::new("/usr/bin/python3")
+            .args(["-m", "venv"])
+            .arg(&home),
+    )
+    .context("a Python environment could not be made: is python3-venv installed?")?;
+    capture(
+        Command::new(bin.join("pip"))
+            .args(["install", "--quiet", "--disable-pip-version-check"])
+            .arg(format!("virtme-ng=={VIRTME_NG}"))
+            .env("PIP_CACHE_DIR", paths.cache.join("pip"))
+            .env("TMPDIR", paths.build()),
+    )
+    .with_context(|| {
+        format!("virtme-ng {VIRTME_NG} could not be installed; it comes from the network, once")
+    })?;
+    fs::write(&whole, "")?;
+    step.done("installed");
+    Ok(bin)
+}
+
+/// A source package of the base kernel.
+pub struct Base {
+    /// The package file.
+    pub deb: PathBuf,
+    /// Its version, as Debian writes it.
+    pub version: String,
+}
+
+impl Base {
+    /// Name and version, for people.
+    pub fn name(&self) -> String {
+        format!("{BASE_PACKAGE} {}", self.version)
+    }
+}
+
+/// Gets the package of the base kernel. If the cache has one, it is used, and
+/// no network is needed.
+pub fn base(paths: &Paths, ui: &Ui) -> Result<Base> {
+    let dir = paths.cache.join("deb");
+    fs::create_dir_all(&dir)?;
+    if let Some(base) = newest(&dir)? {
+        return Ok(base);
+    }
+    let step = ui.step(format!("setup: {BASE_PACKAGE}"));
+    step.at("reading the package lists");
+    download(&dir, &step).with_context(|| {
+        format!(
+            "{BASE_PACKAGE} could not be had from Debian's {} (is the network there?). \
+             With a kernel tree of your own none is needed: KDIR=/path/to/linux",
+            BASE_SUITES.join(" or ")
+        )
+    })?;
+    let base = newest(&dir)?.context("apt-get downloaded no package")?;
+    step.done(format!("{} downloaded", base.version));
+    if !base.version.starts_with(BASE_VERSION) {
+        ui.say(format!(
+            "note: the series is made for {BASE_VERSION}; Debian has replaced it, \
+             and the base is now {}",
+            base.version
+        ));
+    }
+    Ok(base)
+}
+
+fn download(dir: &Path, step: &crate::ui::Step<'_>) -> Result<()> {
+    let archive = debian_archive()?;
+    let apt = fresh(&dir.join("apt"))?;
+    for sub in ["lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(apt.join(sub))?;
+    }
+    let sources: String = BASE_SUITES
+        .iter()
+        .map(|suite| format!("deb [signed-by={KEYRING}] {archive} {suite} main\n"))
+        .collect();
+    fs::write(apt.join("sources.list"), sources)?;
+    let apt_get = || {
+        let mut command = Command::new("apt-get");
+        command.arg("-q").current_dir(&apt);
+        let options = [
+            ("Dir::Etc::sourcelist", apt.join("sources.list")),
+            ("Dir::Etc::sourceparts", PathBuf::from("/dev/null")),
+            ("Dir::Etc::preferences", PathBuf::from("/dev/null")),
+            ("Dir::Etc::preferencesparts", PathBuf::from("/dev/null")),
+            ("Dir::State::Lists", apt.join("lists")),
+            ("Dir::Cache", apt.join("cache")),
+        ];
+        for (name, value) in options {
+            command.arg("-o").arg(format!("{name}={}", value.display()));
+        }
+        // The archive is read by us, in directories that are ours.
+        command.args(["-o", "APT::Sandbox::User=root"]);
+        command.args(["-o", "Acquire::Languages=none", "-o", "Acquire::Retries=3"]);
+        command
+    };
+    let (status, _, err) = output(apt_get().arg("update"))?;
+    if !status.success() || err.contains("Failed to fetch") {
+        bail!("apt-get update: {}", tail(&err, 6));
+    }
+    step.at("downloading 170 MB");
+    capture(apt_get().args(["download", BASE_PACKAGE]))?;
+    for entry in fs::read_dir(&apt)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ext| ext == "deb") {
+            fs::rename(&path, dir.join(path.file_name().expect("it has a name")))?;
+        }
+    }
+    fs::remove_dir_all(&apt)?;
+    Ok(())
+}
+
+/// Where this machine gets Debian from, as apt itself knows.
+fn debian_archive() -> Result<String> {
+    let targets = capture(Command::new("apt-get").args([
+        "indextargets",
+        "--format",
+        "$(LABEL)|$(REPO_URI)",
+        "Created-By: Packages",
+    ]))
+    .context("this machine's apt cannot be asked")?;
+    targets
+        .lines()
+        .find_map(|line| line.strip_prefix("Debian|"))
+        .map(str::to_owned)
+        .context("this machine's apt knows no Debian archive")
+}
+
+/// The newest base package in `dir`.
+fn newest(dir: &Path) -> Result<Option<Base>> {
+    let mut found: Option<Base> = None;
+    for entry in fs::read_dir(dir)? {
+        let deb = entry?.path();
+        let name = deb.file_name().unwrap_or_default().to_string_lossy();
+        let Some(version) = package_version(&name) else {
+            continue;
+        };
+        let newer = match &found {
+            None => true,
+            Some(other) => Command::new("dpkg")
+                .args(["--compare-versions", &version, "gt", &other.version])
+                .status()?
+                .success(),
+        };
+        if newer {
+            found = Some(Base { deb, version });
+        }
+    }
+    Ok(found)
+}
+
+/// `linux-source-7.3_7.3~rc7-1_all.deb` → `7.3~rc7-1`
+fn package_version(name: &str) -> Option<String> {
+    let rest = name.strip_prefix(BASE_PACKAGE)?.strip_prefix('_')?;
+    Some(rest.strip_suffix("_all.deb")?.replace("%3a", ":"))
+}
+
+/// The directory, empty.
+fn fresh(dir: &Path) -> Result<PathBuf> {
+    if dir.exists() {
+        fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    Ok(dir.to_owned())
+}
+
+/// Gives a finished directory its name; another run may have been faster.
+fn put_in_place(partial: &Path, home: &Path) -> Result<()> {
+    if home.exists() {
+        fs::remove_dir_all(home)?;
+    }
+    fs::rename(partial, home).with_context(|| home.display().to_string())
+}
+
+/// Jobs at a time, unless the user says otherwise.
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The `PATH` that programs get: Debian's before a rustup's.
+pub fn search_path(tools: &Tools) -> Result<std::ffi::OsString> {
+    let fixed = [
+        "/usr/lib/llvm-19/bin",
+        "/usr/bin",
+        "/bin",
+        "/usr/sbin",
+        "/sbin",
+    ];
+    let old = env::var_os("PATH").unwrap_or_default();
+    let dirs = fixed
+        .iter()
+        .map(PathBuf::from)
+        .chain([tools.vng_dir.clone()])
+        .chain(env::split_paths(&old));
+    Ok(env::join_paths(dirs)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_packages() {
+        let version = package_version("linux-source-7.3_7.3~rc7-1~exp1_all.deb");
+        assert_eq!(version.as_deref(), Some("7.3~rc7-1~exp1"));
+        assert_eq!(package_version("linux-source-7.2_7.2-1_all.deb"), None);
+        assert_eq!(package_version("linux-source-7.3_7.3_all.deb.part"), None);
+    }
+
+    #[test]
+    fn the_newest_package_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        for version in ["7.3~rc7-1~exp1", "7.3~rc8-1~exp1", "7.3~rc6-1"] {
+            let name = format!("{BASE_PACKAGE}_{version}_all.deb");
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let base = newest(dir.path()).unwrap().unwrap();
+        assert_eq!(base.version, "7.3~rc8-1~exp1");
+    }
+}

@@ -1,0 +1,372 @@
+//! The git tree to build from and to edit in: the base on branch `base`, and a
+//! commit per patch on branch `series`.
+//!
+//! It is made from patches/, and patches/ from it ([`crate::export`]). What was
+//! last in step is remembered, so that neither side is ever lost: commits that
+//! were not exported are not overwritten, and a user's own tree (`KDIR`) is
+//! only read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::statvfs::statvfs;
+use serde::{Deserialize, Serialize};
+
+use crate::export;
+use crate::git::{ask, commit, git};
+use crate::paths::Paths;
+use crate::proc::{capture, output, tail};
+use crate::series::{Series, git_dir};
+use crate::setup;
+use crate::ui::Ui;
+
+/// The tree, and what was found in it.
+pub struct Tree {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// The commit below the series.
+    pub base: String,
+    /// The last commit of the series as it is in the tree.
+    pub tip: String,
+    /// What the base is, for people.
+    pub source: String,
+}
+
+/// What was in step when the tree was last made or exported.
+#[derive(Serialize, Deserialize)]
+struct State {
+    source: String,
+    base: String,
+    tip: String,
+    digest: String,
+}
+
+/// Disk space that a tree takes, with its objects.
+const TREE_BYTES: u64 = 5 << 30;
+
+/// Makes the tree, or brings it up to date with patches/.
+pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
+    let series = Series::read(&paths.root)?;
+    let dir = paths.tree();
+    if !dir.exists() {
+        create(paths, ui)?;
+    }
+    let mut tree = open(paths)?;
+    let mut state = read_state(&dir);
+    if let Some(kdir) = &paths.kdir {
+        follow(&mut tree, kdir, ui)?;
+    }
+
+    let in_step = |state: &State| state.tip == tree.tip && state.base == tree.base;
+    if tree.tip != tree.base && !state.as_ref().is_some_and(in_step) {
+        // Somebody has worked in the tree, or it is older than its state.
+        if export::same_patches(&tree, &series)? {
+            state = Some(tree.note(&series)?);
+        } else if state
+            .as_ref()
+            .is_some_and(|state| state.digest == series.digest && state.base == tree.base)
+        {
+            ui.say(format!(
+                "note: {} has commits that patches/ does not have; `make export` writes them",
+                paths.short(&dir)
+            ));
+            return Ok(tree);
+        } else {
+            bail!(
+                "{0} has commits that patches/ does not have, and patches/ or the base has changed.\n\
+                 To keep the commits: `make export`, and then see `git diff patches`.\n\
+                 To drop them: git -C {0} checkout -B series base",
+                paths.short(&dir)
+            );
+        }
+    }
+    if state.is_some_and(|state| in_step(&state) && state.digest == series.digest) {
+        return Ok(tree);
+    }
+    rebuild(&mut tree, &series, paths, ui)?;
+    Ok(tree)
+}
+
+/// The tree as it is.
+pub fn open(paths: &Paths) -> Result<Tree> {
+    let dir = paths.tree();
+    let short = paths.short(&dir);
+    let at = |branch: &str| {
+        commit(&dir, &format!("refs/heads/{branch}")).with_context(|| {
+            format!("{short} has no branch `{branch}`: remove it, then `make tree` makes it anew")
+        })
+    };
+    if !dir.exists() {
+        bail!("there is no {short} yet: `make tree` makes it");
+    }
+    let base = at("base")?;
+    let source = ask(&dir, &["log", "-1", "--format=%s", &base])?;
+    let tip = commit(&dir, "refs/heads/series").unwrap_or_else(|| base.clone());
+    Ok(Tree {
+        dir,
+        base,
+        tip,
+        source,
+    })
+}
+
+impl Tree {
+    /// Notes that tree and patches/ are in step.
+    pub fn remember(&self, series: &Series) -> Result<()> {
+        self.note(series).map(drop)
+    }
+
+    fn note(&self, series: &Series) -> Result<State> {
+        let state = State {
+            source: self.source.clone(),
+            base: self.base.clone(),
+            tip: self.tip.clone(),
+            digest: series.digest.clone(),
+        };
+        fs::write(state_file(&self.dir)?, serde_json::to_string(&state)?)?;
+        Ok(state)
+    }
+
+    /// A second work tree that has the base alone.
+    pub fn base_worktree(&self, paths: &Paths, ui: &Ui) -> Result<PathBuf> {
+        let dir = paths.work.join("linux-base");
+        if !dir.exists() {
+            need_space(&paths.work, TREE_BYTES / 2)?;
+            let step = ui.step("tree: the base by itself");
+            ask(&self.dir, &["worktree", "prune"])?;
+            let shown = dir.to_string_lossy();
+            let add = ["worktree", "add", "--quiet", "--detach", &shown, &self.base];
+            if let Err(error) = ask(&self.dir, &add) {
+                // Not half a tree: the next run begins anew.
+                let _ = fs::remove_dir_all(&dir);
+                return Err(error);
+            }
+            step.done("checked out");
+        } else if ask(&dir, &["rev-parse", "HEAD"])? != self.base {
+            ask(&dir, &["checkout", "--quiet", "--detach", &self.base])?;
+        }
+        Ok(dir)
+    }
+}
+
+fn rebuild(tree: &mut Tree, series: &Series, paths: &Paths, ui: &Ui) -> Result<()> {
+    let short = paths.short(&tree.dir);
+    let changed = ask(&tree.dir, &["status", "--porcelain", "-uno"])?;
+    if !changed.is_empty() {
+        bail!(
+            "{short} has changes that are not committed:\n{}\n\
+             Commit them and `make export`, or drop them: git -C {short} reset --hard",
+            tail(&changed, 10)
+        );
+    }
+    let step = ui.step(format!(
+        "tree: {} patches on {}",
+        series.patches.len(),
+        tree.source
+    ));
+    tree.tip = series.apply(&tree.dir, &tree.base, |patch| {
+        step.at(patch.file_name().unwrap_or_default().to_string_lossy());
+    })?;
+    ask(
+        &tree.dir,
+        &["checkout", "--quiet", "-B", "series", &tree.tip],
+    )?;
+    tree.remember(series)?;
+    step.done("applied");
+    Ok(())
+}
+
+/// Makes the tree with the base alone.
+fn create(paths: &Paths, ui: &Ui) -> Result<()> {
+    need_space(&paths.work, TREE_BYTES)?;
+    let partial = paths.work.join("linux.partial");
+    if partial.exists() {
+        fs::remove_dir_all(&partial)?;
+    }
+    let dir = paths.tree();
+    match &paths.kdir {
+        None => {
+            let base = setup::base(paths, ui)?;
+            let step = ui.step(format!("tree: {}", base.name()));
+            step.at("unpacking");
+            unpack(&base, &partial)?;
+            step.at("committing the base");
+            commit_base(&partial, &base.name())?;
+            fs::rename(&partial, &dir)?;
+            step.done("unpacked");
+        }
+        Some(kdir) if commit(kdir, "HEAD").is_some() => {
+            let step = ui.step(format!("tree: clone of {}", kdir.display()));
+            let (from, to) = (kdir.to_string_lossy(), partial.to_string_lossy());
+            // Shares the objects; nothing is written to the user's tree.
+            ask(
+                &paths.work,
+                &["clone", "-q", "--shared", "--no-checkout", &from, &to],
+            )?;
+            let head = ask(kdir, &["rev-parse", "HEAD"])?;
+            ask(&partial, &["checkout", "-q", "-B", "base", &head])?;
+            ask(&partial, &["checkout", "-q", "-B", "series", &head])?;
+            fs::rename(&partial, &dir)?;
+            step.done("cloned");
+        }
+        Some(kdir) => {
+            let step = ui.step(format!("tree: copy of {}", kdir.display()));
+            let mut from = kdir.clone().into_os_string();
+            from.push("/");
+            fs::create_dir_all(&partial)?;
+            capture(
+                Command::new("rsync")
+                    .args(["-a", "--exclude=/.git"])
+                    .arg(from)
+                    .arg(&partial),
+            )?;
+            // A kernel cannot be built beside a tree that it was built in.
+            capture(
+                Command::new("make")
+                    .arg("-C")
+                    .arg(&partial)
+                    .args(["-s", "mrproper"]),
+            )?;
+            commit_base(&partial, &kdir.to_string_lossy())?;
+            fs::rename(&partial, &dir)?;
+            step.done("copied");
+        }
+    }
+    Ok(())
+}
+
+/// The package holds a tar archive that holds the tree.
+fn unpack(base: &setup::Base, dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir)?;
+    let mut outer = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(&base.deb)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("dpkg-deb not found: run `make setup`")?;
+    let package = base.name();
+    let package = package.split(' ').next().unwrap_or_default();
+    let mut middle = Command::new("tar")
+        .args(["-xO", "--occurrence=1"])
+        .arg(format!("./usr/src/{package}.tar.xz"))
+        .stdin(outer.stdout.take().expect("it is piped"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut inner = Command::new("tar");
+    inner
+        .args(["-xJ", "--strip-components=1", "-C"])
+        .arg(dir)
+        .stdin(middle.stdout.take().expect("it is piped"));
+    let (status, _, err) = crate::proc::collect(&mut inner)?;
+    // They end when the last one does; what counts is what came out.
+    let _ = outer.kill();
+    outer.wait()?;
+    middle.wait()?;
+    if !status.success() || !dir.join("Kbuild").is_file() {
+        bail!(
+            "{} could not be unpacked: {}\nIf the file is damaged, remove it; it will be fetched again.",
+            base.deb.display(),
+            tail(&err, 5)
+        );
+    }
+    Ok(())
+}
+
+/// Commits a tree so that the commit depends on its content and name alone.
+fn commit_base(dir: &Path, name: &str) -> Result<()> {
+    strip_packaging(&dir.join(".gitignore"))?;
+    ask(dir, &["init", "-q", "-b", "base"])?;
+    for (key, value) in [
+        ("core.looseCompression", "0"),
+        ("gc.auto", "0"),
+        ("core.untrackedCache", "true"),
+        ("index.version", "4"),
+    ] {
+        ask(dir, &["config", key, value])?;
+    }
+    ask(dir, &["add", "-A", "-f"])?;
+    let date = "2026-01-01T00:00:00+0000";
+    let mut commit = git(dir, &["commit", "-q", "-m", name]);
+    commit
+        .env("GIT_AUTHOR_NAME", "base")
+        .env("GIT_AUTHOR_EMAIL", "base@localhost")
+        .env("GIT_AUTHOR_DATE", date)
+        .env("GIT_COMMITTER_DATE", date);
+    capture(&mut commit)?;
+    ask(dir, &["checkout", "-q", "-B", "series"])?;
+    Ok(())
+}
+
+/// Debian's .gitignore ignores every file at the top, new ones of ours too.
+fn strip_packaging(gitignore: &Path) -> Result<()> {
+    let Ok(text) = fs::read_to_string(gitignore) else {
+        return Ok(());
+    };
+    if let Some(at) = text.find("#\n# Debian packaging: ignore everything") {
+        fs::write(gitignore, format!("{}\n", text[..at].trim_end()))?;
+    }
+    Ok(())
+}
+
+/// Moves `base` to where the user's tree is now.
+fn follow(tree: &mut Tree, kdir: &Path, ui: &Ui) -> Result<()> {
+    let Some(head) = commit(kdir, "HEAD") else {
+        return Ok(());
+    };
+    if !ask(
+        kdir,
+        &["--no-optional-locks", "status", "--porcelain", "-uno"],
+    )?
+    .is_empty()
+    {
+        ui.say(format!(
+            "note: {} has changes that are not committed; its HEAD is used",
+            kdir.display()
+        ));
+    }
+    if head == tree.base {
+        return Ok(());
+    }
+    let (fetched, _, err) = output(&mut git(
+        &tree.dir,
+        &["fetch", "-q", &kdir.to_string_lossy(), "HEAD"],
+    ))?;
+    if !fetched.success() {
+        bail!("{}: {}", kdir.display(), tail(&err, 5));
+    }
+    let no_series = tree.tip == tree.base;
+    ask(&tree.dir, &["branch", "-f", "base", &head])?;
+    tree.base.clone_from(&head);
+    if no_series {
+        ask(&tree.dir, &["checkout", "-q", "-B", "series", &head])?;
+        tree.tip = head;
+    }
+    Ok(())
+}
+
+fn state_file(dir: &Path) -> Result<PathBuf> {
+    Ok(git_dir(dir)?.join("p2p-state.json"))
+}
+
+fn read_state(dir: &Path) -> Option<State> {
+    let text = fs::read_to_string(state_file(dir).ok()?).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+/// Fails early when something that large cannot fit.
+pub fn need_space(dir: &Path, bytes: u64) -> Result<()> {
+    let disk = statvfs(dir).with_context(|| dir.display().to_string())?;
+    let free = disk.blocks_available() as u64 * disk.fragment_size() as u64;
+    if free < bytes {
+        bail!(
+            "no disk space: {} has {} MiB free, and {} MiB are needed",
+            dir.display(),
+            free >> 20,
+            bytes >> 20
+        );
+    }
+    Ok(())
+}

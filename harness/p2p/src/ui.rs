@@ -1,0 +1,132 @@
+//! Progress for people: spinners on a terminal, plain lines without one.
+
+use std::io::IsTerminal;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+/// Where progress is shown. Results go to standard output, progress to
+/// standard error.
+pub struct Ui {
+    bars: MultiProgress,
+    terminal: bool,
+    /// Show every command.
+    pub verbose: bool,
+}
+
+/// Without a terminal, something that takes long says so this often.
+const HEARTBEAT: Duration = Duration::from_secs(60);
+
+impl Ui {
+    /// `verbose`: show every command.
+    pub fn new(verbose: bool) -> Self {
+        Self {
+            bars: MultiProgress::new(),
+            terminal: std::io::stderr().is_terminal(),
+            verbose,
+        }
+    }
+
+    /// Prints a line above the spinners.
+    pub fn say(&self, line: impl AsRef<str>) {
+        if self.terminal {
+            // Only fails if standard error is closed: then nobody reads it.
+            let _ = self.bars.println(line.as_ref());
+        } else {
+            eprintln!("{}", line.as_ref());
+        }
+    }
+
+    /// Begins something that takes time.
+    pub fn step(&self, what: impl Into<String>) -> Step<'_> {
+        let what = what.into();
+        let bar = self.terminal.then(|| {
+            let style = ProgressStyle::with_template("{spinner} {prefix} {wide_msg} {elapsed}")
+                .expect("the template is right");
+            let bar = self.bars.add(ProgressBar::new_spinner().with_style(style));
+            bar.set_prefix(what.clone());
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        });
+        if bar.is_none() {
+            eprintln!("{what} ...");
+        }
+        let now = Instant::now();
+        Step {
+            ui: self,
+            what,
+            bar,
+            start: now,
+            spoken: Mutex::new(now),
+        }
+    }
+}
+
+/// Something that takes time. It vanishes when dropped, or leaves a line.
+pub struct Step<'a> {
+    ui: &'a Ui,
+    what: String,
+    bar: Option<ProgressBar>,
+    start: Instant,
+    spoken: Mutex<Instant>,
+}
+
+impl Step<'_> {
+    /// Says how far it is.
+    pub fn at(&self, message: impl Into<String>) {
+        let message = message.into();
+        if let Some(bar) = &self.bar {
+            bar.set_message(message);
+            return;
+        }
+        let mut spoken = self.spoken.lock().expect("no panic holds it");
+        if spoken.elapsed() >= HEARTBEAT {
+            *spoken = Instant::now();
+            eprintln!(
+                "{} ... {} ({message})",
+                self.what,
+                seconds(self.start.elapsed())
+            );
+        }
+    }
+
+    /// Ends with a line that stays.
+    pub fn done(self, result: impl AsRef<str>) {
+        self.ui.say(format!(
+            "{}: {} ({})",
+            self.what,
+            result.as_ref(),
+            seconds(self.start.elapsed())
+        ));
+    }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+            self.ui.bars.remove(bar);
+        }
+    }
+}
+
+/// A duration as people write it.
+pub fn seconds(time: Duration) -> String {
+    let all = time.as_secs();
+    match all {
+        0..60 => format!("{all} s"),
+        _ => format!("{} min {} s", all / 60, all % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        assert_eq!(seconds(Duration::from_millis(1700)), "1 s");
+        assert_eq!(seconds(Duration::from_secs(125)), "2 min 5 s");
+    }
+}

@@ -1,0 +1,339 @@
+//! Boots a kernel in a topology, runs a job in it, and brings back what came of
+//! it. virtme-ng boots; this file says what, for how long, and how it ended.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use judge::Judge;
+
+use crate::kernel::Built;
+use crate::paths::Paths;
+use crate::proc::{quote, shown, stream, tail};
+use crate::setup::{Tools, search_path};
+use crate::topology::{Machine, Topology, vram};
+use crate::ui::{Step, Ui};
+
+/// Boots virtual machines.
+pub struct Booter<'a> {
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// Progress.
+    pub ui: &'a Ui,
+    /// Programs.
+    pub tools: &'a Tools,
+    /// `QEMU=`
+    pub qemu: Option<&'a Path>,
+    /// What every machine has.
+    pub machine: &'a Machine,
+}
+
+/// What to boot, and what to do there.
+pub struct Boot<'a> {
+    /// Names it in results; its directory is build/run/<name>.
+    pub name: &'a str,
+    /// The kernel.
+    pub kernel: &'a Built,
+    /// The shape.
+    pub topology: &'a Topology,
+    /// Added to the kernel's command line.
+    pub append: &'a [String],
+    /// Lines of shell; [`Guest`] has what they may use.
+    pub job: String,
+    /// When it counts as hung.
+    pub limit: Duration,
+}
+
+/// How a machine ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The job ended, with this status.
+    Done(i32),
+    /// The kernel panicked; the line that says so.
+    Panicked(String),
+    /// It did not end in time.
+    TimedOut(Duration),
+    /// It ended, and the job did not.
+    Lost,
+}
+
+/// A machine that has ended.
+pub struct Ran {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// How it ended.
+    pub end: End,
+    /// Everything on its console.
+    pub console: String,
+    /// How long it took.
+    pub time: Duration,
+}
+
+impl Ran {
+    /// A file that the job wrote.
+    pub fn file(&self, name: &str) -> Option<String> {
+        let bytes = fs::read(self.dir.join("out").join(name)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// What went wrong with the machine itself, if anything did.
+    pub fn trouble(&self) -> Option<String> {
+        let what = match &self.end {
+            End::Done(0) => return None,
+            End::Done(status) => format!(
+                "the job ended with status {status}: {}",
+                tail(&self.file("job.log").unwrap_or_default(), 5)
+            ),
+            End::Panicked(line) => line.clone(),
+            End::TimedOut(limit) => format!("no end within {} s", limit.as_secs()),
+            End::Lost => "the machine went away before the job ended".to_owned(),
+        };
+        Some(format!(
+            "{what}\nThe last lines of its console:\n{}",
+            indent(&tail(&self.console, 25))
+        ))
+    }
+}
+
+/// Four spaces before each line.
+pub fn indent(text: &str) -> String {
+    text.lines()
+        .map(|line| format!("    {line}\n"))
+        .collect::<String>()
+        .trim_end()
+        .to_owned()
+}
+
+const SOCKET: &str = "judge.sock";
+
+impl Booter<'_> {
+    /// Where the machine of that name has its files.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        self.paths.build().join("run").join(name)
+    }
+
+    /// Boots, runs, and waits for the end.
+    pub fn boot(&self, boot: &Boot<'_>, step: &Step<'_>) -> Result<Ran> {
+        let dir = self.prepare(boot)?;
+        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
+        let command = self.command(boot, &dir, Some(boot.limit))?;
+        if self.ui.verbose {
+            self.ui.say(format!("+ {}", shown(&command)));
+        }
+        let log = dir.join("console.log");
+        let start = Instant::now();
+        let mut panic = None;
+        let status = stream(command, &log, |line| {
+            if let Some((_, text)) = line.split_once("harness: ") {
+                step.at(text);
+            }
+            if panic.is_none() && line.contains("Kernel panic - not syncing") {
+                panic = Some(line.to_owned());
+            }
+        });
+        judge.close(&dir);
+        let status = status?;
+        let time = start.elapsed();
+        let console = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+        let job = fs::read_to_string(dir.join("out/status")).ok();
+        let job = job.and_then(|text| text.trim().parse().ok());
+        let end = match (panic, job, status.code()) {
+            (Some(line), ..) => End::Panicked(line),
+            (None, Some(status), _) => End::Done(status),
+            // What timeout(1) says.
+            (None, None, Some(124 | 137)) => End::TimedOut(boot.limit),
+            (None, None, _) => End::Lost,
+        };
+        Ok(Ran {
+            dir,
+            end,
+            console,
+            time,
+        })
+    }
+
+    /// Boots with a shell on our terminal.
+    pub fn shell(&self, boot: &Boot<'_>) -> Result<()> {
+        let dir = self.prepare(boot)?;
+        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
+        let mut command = self.command(boot, &dir, None)?;
+        self.ui.say(format!("+ {}", shown(&command)));
+        crate::proc::interactive(&mut command)?;
+        judge.close(&dir);
+        Ok(())
+    }
+
+    fn prepare(&self, boot: &Boot<'_>) -> Result<PathBuf> {
+        if !boot.kernel.image().is_file() {
+            bail!(
+                "{} is not built: `make build`",
+                boot.kernel.image().display()
+            );
+        }
+        let dir = self.dir(boot.name);
+        if dir.exists() {
+            fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        }
+        fs::create_dir_all(dir.join("out"))?;
+        fs::create_dir_all(self.home())?;
+        let lib = self.paths.root.join("harness/guest/lib.sh");
+        let job = format!(
+            "#!/bin/sh\nout={}\nexport P2PTEST_MODDIR={}\nexport P2PTEST_EXPECT={}\n. {}\n{}\nfinish\n",
+            quote(&dir.join("out").to_string_lossy()),
+            quote(&boot.kernel.modules().to_string_lossy()),
+            quote(&boot.topology.expect),
+            quote(&lib.to_string_lossy()),
+            boot.job.trim_end(),
+        );
+        fs::write(dir.join("job.sh"), job)?;
+        Ok(dir)
+    }
+
+    /// virtme-ng keeps settings and a cache in the home directory; ours are not
+    /// the user's.
+    fn home(&self) -> PathBuf {
+        self.paths.build().join("run/home")
+    }
+
+    /// `limit`: how long it may take; none for a shell.
+    fn command(&self, boot: &Boot<'_>, dir: &Path, limit: Option<Duration>) -> Result<Command> {
+        let vng = self.tools.vng_dir.join("vng");
+        let mut command = match limit {
+            Some(limit) => {
+                // It ends the machine in time even if we are killed.
+                let mut command = Command::new("timeout");
+                command.args(["--kill-after=5", &limit.as_secs().to_string()]);
+                command.arg(vng);
+                command
+            }
+            None => Command::new(vng),
+        };
+        command.current_dir(dir);
+        command.env("PATH", search_path(self.tools)?);
+        command.env("HOME", self.home());
+        command.arg("--run").arg(boot.kernel.image());
+        // KVM has no instruction counter, which edu's timers need; virtiofsd
+        // of Debian 12 is not one that vng can use.
+        command.args(["--disable-kvm", "--force-9p", "--verbose", "--rwdir", "out"]);
+        command.args(["--memory", &self.machine.memory]);
+        command.args(["--cpus", &self.machine.cpus.to_string()]);
+        if let Some(qemu) = self.qemu {
+            command.arg("--qemu").arg(qemu);
+        }
+        let append: Vec<_> = boot.topology.append.iter().chain(boot.append).collect();
+        for arg in append {
+            command.arg("--append").arg(arg);
+        }
+        let mut qemu = boot.topology.qemu(self.machine);
+        for (option, value) in [
+            ("-device", "virtio-serial-pci".to_owned()),
+            ("-chardev", format!("socket,id=judge,path={SOCKET}")),
+            (
+                "-device",
+                "virtserialport,chardev=judge,name=judge".to_owned(),
+            ),
+        ] {
+            qemu.push(option.to_owned());
+            qemu.push(value);
+        }
+        command.arg(format!("--qemu-opts={}", qemu.join(" ")));
+        if limit.is_some() {
+            command.args(["--", "sh"]).arg(dir.join("job.sh"));
+        }
+        Ok(command)
+    }
+}
+
+/// Where the judge sits: the host's end of the guest's port.
+struct Bench {
+    thread: thread::JoinHandle<()>,
+}
+
+impl Bench {
+    fn open(dir: &Path, gpus: usize) -> Result<Self> {
+        let listener = at(dir, |path| UnixListener::bind(path)).context("the judge's socket")?;
+        let vram = (0..gpus).map(|n| dir.join(vram(n))).collect();
+        let mut record = File::create(dir.join("judge.log"))?;
+        let thread = thread::spawn(move || {
+            let Ok((stream, _)) = listener.accept() else {
+                return;
+            };
+            let mut judge = Judge::new(vram);
+            // When the machine ends, so does the stream: no error worth a word.
+            let _ = judge::serve(&mut judge, &stream, &stream, |question, answer| {
+                let _ = writeln!(record, "{question}\n{answer}");
+            });
+        });
+        Ok(Self { thread })
+    }
+
+    /// The machine has ended.
+    fn close(self, dir: &Path) {
+        // In case it never came: somebody must, for the thread to end.
+        drop(at(dir, |path| UnixStream::connect(path)));
+        let _ = self.thread.join();
+    }
+}
+
+/// Calls `open` with a path to the socket that is short enough for a socket.
+fn at<T>(dir: &Path, open: impl Fn(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
+    let dir = File::open(dir)?;
+    open(Path::new(&format!(
+        "/proc/self/fd/{}/{SOCKET}",
+        dir.as_raw_fd()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_judge_ends_when_nobody_comes() {
+        let dir = tempfile::tempdir().unwrap();
+        Bench::open(dir.path(), 1).unwrap().close(dir.path());
+    }
+
+    #[test]
+    fn the_judge_answers_over_a_long_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("x".repeat(120));
+        fs::create_dir(&deep).unwrap();
+        fs::write(deep.join("vram0"), vec![0; 8192]).unwrap();
+        let bench = Bench::open(&deep, 1).unwrap();
+        let mut stream = at(&deep, |path| UnixStream::connect(path)).unwrap();
+        stream
+            .write_all(b"{\"op\":\"snapshot\",\"gpu\":0}\n")
+            .unwrap();
+        let mut answer = [0; 3];
+        std::io::Read::read_exact(&mut stream, &mut answer).unwrap();
+        assert_eq!(&answer, b"ok\n");
+        drop(stream);
+        bench.close(&deep);
+        let record = fs::read_to_string(deep.join("judge.log")).unwrap();
+        assert!(record.ends_with("\nok\n"), "{record}");
+    }
+
+    #[test]
+    fn trouble_is_told_with_the_console() {
+        let ran = Ran {
+            dir: PathBuf::from("/nonexistent"),
+            end: End::TimedOut(Duration::from_secs(9)),
+            console: "first\nlast words\n".into(),
+            time: Duration::ZERO,
+        };
+        let trouble = ran.trouble().unwrap();
+        assert!(trouble.contains("9 s") && trouble.contains("last words"));
+        let ran = Ran {
+            end: End::Done(0),
+            ..ran
+        };
+        assert_eq!(ran.trouble(), None);
+    }
+}

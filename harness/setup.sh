@@ -1,0 +1,76 @@
+#!/bin/sh
+# Gets a machine to the point where the tool can be compiled and run: installs
+# Debian packages that are missing, then builds the tool with Debian's cargo.
+# The tool itself gets the rest (bindgen, virtme-ng, the base kernel).
+#
+# Writes to build/ and to the user's cache directory only, packages aside. A
+# rustup on this machine is neither used nor changed.
+set -eu
+unset TMPDIR
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/hmm-p2p
+
+# The kernel: compilers, Rust with its library source, what its scripts call.
+kernel='clang-19 lld-19 llvm-19 libclang-19-dev gcc libc6-dev make git perl
+	flex bison bc libelf-dev libssl-dev pahole kmod cpio rsync ccache
+	rustc-web rust-web-src rustfmt-web'
+# The tool, the virtual machines, and what unpacks the base.
+tool='cargo-web rust-web-clippy qemu-system-x86 python3-venv xz-utils zstd
+	util-linux coreutils ca-certificates'
+
+die() {
+	printf 'setup: %s\n' "$@" >&2
+	exit 2
+}
+
+missing_packages() {
+	for package in $kernel $tool; do
+		dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null |
+			grep -qx installed || printf ' %s' "$package"
+	done
+}
+
+# apt may want to remove a package that is too old for a new one: update that
+# one as well rather than take it from the user.
+install_packages() {
+	apt="apt-get -y -q --no-install-recommends -o DPkg::Lock::Timeout=120"
+	DEBIAN_FRONTEND=noninteractive
+	export DEBIAN_FRONTEND
+	apt-get -q -o DPkg::Lock::Timeout=120 update >&2 || return 1
+	# shellcheck disable=SC2086
+	also=$($apt -s install $1 | sed -n 's/^Remv \([^ ]*\).*/\1/p')
+	# shellcheck disable=SC2086
+	$apt --no-remove install $1 $also >&2
+}
+
+if command -v dpkg-query >/dev/null 2>&1; then
+	packages=$(missing_packages)
+	if [ -n "$packages" ]; then
+		by_hand="apt-get install --no-install-recommends$packages"
+		[ "$(id -u)" -eq 0 ] ||
+			die "these packages are missing, and only root can install them:" \
+				"    sudo $by_hand"
+		printf 'setup: installing%s\n' "$packages" >&2
+		install_packages "$packages" ||
+			die "packages could not be installed (is the network there?). By hand:" \
+				"    apt-get update && $by_hand"
+	fi
+else
+	for program in clang-19 ld.lld-19 gcc make git perl flex bison bc pahole \
+		depmod cpio rsync ccache python3 xz zstd qemu-system-x86_64 \
+		/usr/bin/cargo /usr/bin/rustc; do
+		command -v "$program" >/dev/null 2>&1 ||
+			die "$program not found. This is not a Debian: install what holds it, then try again."
+	done
+fi
+
+mkdir -p "$root/build/tmp" "$cache"
+
+# Explicit paths: a rustup's proxies may come first in PATH.
+CARGO_HOME=$cache/cargo RUSTC=/usr/bin/rustc RUSTDOC=/usr/bin/rustdoc \
+	/usr/bin/cargo build --quiet --locked \
+	--manifest-path "$root/harness/Cargo.toml" \
+	--target-dir "$root/build/harness" ||
+	die "the tool could not be built. Its libraries come from the network the first time."
+ln -sfn harness/debug/p2p "$root/build/p2p"
