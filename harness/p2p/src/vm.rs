@@ -226,6 +226,8 @@ impl Booter<'_> {
         if let Some(qemu) = self.qemu {
             command.arg("--qemu").arg(qemu);
         }
+        // Without CONFIG_BLOCK the kernel takes 9p for root only if it has a name.
+        command.args(["--append", "root=/dev/root"]);
         let append: Vec<_> = boot.topology.append.iter().chain(boot.append).collect();
         for arg in append {
             command.arg("--append").arg(arg);
