@@ -25,9 +25,18 @@ die() {
 }
 
 missing_packages() {
+	# shellcheck disable=SC2086
+	there=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $kernel $tool 2>/dev/null |
+		sed -n 's/ installed$//p')
 	for package in $kernel $tool; do
-		dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null |
-			grep -qx installed || printf ' %s' "$package"
+		case "
+$there
+" in
+		*"
+$package
+"*) ;;
+		*) printf ' %s' "$package" ;;
+		esac
 	done
 }
 
