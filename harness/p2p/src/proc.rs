@@ -206,6 +206,21 @@ pub fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
+/// Whether a process is gone, or is so within seconds: a killed orphan stays a
+/// zombie until its new parent looks.
+#[cfg(test)]
+pub fn ends(pid: &str) -> bool {
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        stat.ok()
+            .and_then(|stat| stat.rsplit(") ").next()?.chars().next())
+    };
+    (0..200).any(|_| {
+        thread::sleep(Duration::from_millis(20));
+        matches!(state(), None | Some('Z' | 'X'))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,19 +261,7 @@ mod tests {
         );
         capture(Command::new("sh").args(["-c", &script])).unwrap();
         let pid = std::fs::read_to_string(&pid_file).unwrap();
-        let state = || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-            stat.ok()
-                .and_then(|stat| stat.rsplit(") ").next()?.chars().next())
-        };
-        // A killed orphan waits for its new parent as a zombie.
-        for _ in 0..100 {
-            if matches!(state(), None | Some('Z' | 'X')) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        panic!("process {} is still there: {:?}", pid.trim(), state());
+        assert!(ends(&pid), "process {} is still there", pid.trim());
     }
 
     #[test]

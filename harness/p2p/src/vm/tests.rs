@@ -1,0 +1,133 @@
+use super::*;
+
+#[test]
+fn the_judge_ends_when_nobody_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    Bench::open(dir.path(), 1).unwrap().close(dir.path());
+}
+
+#[test]
+fn the_judge_answers_over_a_long_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let deep = dir.path().join("x".repeat(120));
+    fs::create_dir(&deep).unwrap();
+    fs::write(deep.join("vram0"), vec![0; 8192]).unwrap();
+    let bench = Bench::open(&deep, 1).unwrap();
+    let mut stream = at(&deep, |path| UnixStream::connect(path)).unwrap();
+    stream
+        .write_all(b"{\"op\":\"snapshot\",\"gpu\":0}\n")
+        .unwrap();
+    let mut answer = [0; 3];
+    std::io::Read::read_exact(&mut stream, &mut answer).unwrap();
+    assert_eq!(&answer, b"ok\n");
+    drop(stream);
+    bench.close(&deep);
+    let record = fs::read_to_string(deep.join("judge.log")).unwrap();
+    assert!(record.ends_with("\nok\n"), "{record}");
+}
+
+#[test]
+fn trouble_is_told_with_the_console() {
+    let ran = Ran {
+        dir: PathBuf::from("/nonexistent"),
+        end: End::TimedOut(Duration::from_secs(9)),
+        console: "first\nlast words\n".into(),
+        time: Duration::ZERO,
+    };
+    let trouble = ran.trouble().unwrap();
+    assert!(trouble.contains("9 s") && trouble.contains("last words"));
+    let ran = Ran {
+        end: End::Done(0),
+        ..ran
+    };
+    assert_eq!(ran.trouble(), None);
+}
+
+/// Boots with a script in vng's place.
+fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
+    let scratch = tempfile::tempdir().unwrap();
+    let root = scratch.path().to_owned();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let topologies = crate::topology::Topologies::read(&repository).unwrap();
+    let paths = Paths {
+        root: root.clone(),
+        work: root.join("build"),
+        output: root.join("build"),
+        cache: root.join("cache"),
+        kdir: None,
+    };
+    let kernel = Built::at(&paths, "plain");
+    fs::create_dir_all(kernel.image().parent().unwrap()).unwrap();
+    fs::write(kernel.image(), "").unwrap();
+    let tools = Tools {
+        bindgen: root.join("bindgen"),
+        vng_dir: root.join("bin"),
+    };
+    fs::create_dir_all(&tools.vng_dir).unwrap();
+    let program = tools.vng_dir.join("vng");
+    fs::write(&program, format!("#!/bin/sh\n{vng}\n")).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&program, mode).unwrap();
+    let ui = Ui::new(false);
+    let booter = Booter {
+        paths: &paths,
+        ui: &ui,
+        tools: &tools,
+        qemu: None,
+        machine: &topologies.machine,
+    };
+    let boot = Boot {
+        name: "selftest/switch",
+        kernel: &kernel,
+        topology: topologies.get("switch").unwrap(),
+        append: &[],
+        job: "run x true".into(),
+        limit: Duration::from_secs(limit),
+    };
+    let ran = booter.boot(&boot, &ui.step("test")).unwrap();
+    (scratch, ran)
+}
+
+#[test]
+fn a_machine_that_ends_well() {
+    let (_dir, ran) = boot_with("echo booting; echo 0 > out/status; exit 255", 20);
+    assert_eq!(ran.end, End::Done(0));
+    assert_eq!(ran.trouble(), None);
+    assert_eq!(ran.console, "booting\n");
+    let job = fs::read_to_string(ran.dir.join("job.sh")).unwrap();
+    assert!(job.contains("\nrun x true\n"), "{job}");
+}
+
+#[test]
+fn a_job_that_fails() {
+    let (_dir, ran) = boot_with("echo 101 > out/status; echo no module > out/job.log", 20);
+    assert_eq!(ran.end, End::Done(101));
+    assert!(ran.trouble().unwrap().contains("no module"));
+}
+
+#[test]
+fn a_machine_that_panics() {
+    let panic = "[ 1.0] Kernel panic - not syncing: Fatal exception";
+    let (_dir, ran) = boot_with(&format!("echo 0 > out/status; echo '{panic}'; exit 1"), 20);
+    assert_eq!(ran.end, End::Panicked(panic.to_owned()));
+    assert!(ran.trouble().unwrap().contains("Fatal exception"));
+}
+
+#[test]
+fn a_machine_that_hangs_is_ended_with_all_it_started() {
+    let start = Instant::now();
+    let (dir, ran) = boot_with("sleep 1000 & echo $! > pid; echo silence; wait", 1);
+    assert_eq!(ran.end, End::TimedOut(Duration::from_secs(1)));
+    assert!(start.elapsed() < Duration::from_secs(15));
+    assert!(ran.trouble().unwrap().contains("silence"));
+    let pid = fs::read_to_string(ran.dir.join("pid")).unwrap();
+    assert!(crate::proc::ends(&pid));
+    drop(dir);
+}
+
+#[test]
+fn a_machine_that_goes_away() {
+    let (_dir, ran) = boot_with("echo 'qemu: cannot set up memory' >&2; exit 1", 20);
+    assert_eq!(ran.end, End::Lost);
+    assert!(ran.trouble().unwrap().contains("cannot set up memory"));
+}
