@@ -66,6 +66,7 @@ pub fn play(
             kernel,
             topology,
             append: &[],
+            icount: None,
             job: script(kernel, topology),
             limit,
         },

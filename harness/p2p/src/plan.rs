@@ -48,6 +48,7 @@ struct Spec {
     kunit: Option<String>,
     #[serde(default)]
     kmemleak: bool,
+    icount: Option<String>,
     limit: u64,
 }
 
@@ -198,6 +199,7 @@ impl Job<'_> {
                 kernel,
                 topology: self.topology,
                 append: &append,
+                icount: self.spec.icount.as_deref(),
                 job,
                 limit,
             },

@@ -23,6 +23,7 @@ pub fn run(booter: &Booter<'_>, paths: &Paths, topology: &Topology) -> Result<()
         kernel: &kernel,
         topology,
         append: &[],
+        icount: None,
         job: String::new(),
         limit: Duration::MAX,
     })

@@ -184,13 +184,13 @@ impl Topology {
     }
 
     /// QEMU's arguments. Files are named relative to QEMU's directory.
-    pub fn qemu(&self, machine: &Machine) -> Vec<String> {
+    pub fn qemu(&self, icount: &str) -> Vec<String> {
         let mut args: Vec<String> = Vec::new();
         let mut add = |option: &str, value: String| {
             args.push(option.to_owned());
             args.push(value);
         };
-        add("-icount", machine.icount.clone());
+        add("-icount", icount.to_owned());
         add("-cpu", self.cpu.clone());
         for device in &self.devices {
             add("-device", device.clone());
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(names, ORDER);
         for topology in topologies.all() {
             kernels.get(&topology.kernel).unwrap();
-            let args = topology.qemu(&topologies.machine);
+            let args = topology.qemu(&topologies.machine.icount);
             assert!(args.iter().all(|arg| !arg.contains(' ')), "{args:?}");
             assert!(!topology.scenarios.is_empty());
         }

@@ -44,6 +44,8 @@ pub struct Boot<'a> {
     pub topology: &'a Topology,
     /// Added to the kernel's command line.
     pub append: &'a [String],
+    /// QEMU's `-icount`, if not the machine's.
+    pub icount: Option<&'a str>,
     /// Lines of shell; [`Guest`] has what they may use.
     pub job: String,
     /// When it counts as hung.
@@ -232,7 +234,8 @@ impl Booter<'_> {
         for arg in append {
             command.arg("--append").arg(arg);
         }
-        let mut qemu = boot.topology.qemu(self.machine);
+        let icount = boot.icount.unwrap_or(&self.machine.icount);
+        let mut qemu = boot.topology.qemu(icount);
         for (option, value) in [
             ("-device", "virtio-serial-pci".to_owned()),
             ("-chardev", format!("socket,id=judge,path={SOCKET}")),

@@ -81,6 +81,7 @@ fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
         kernel: &kernel,
         topology: topologies.get("switch").unwrap(),
         append: &[],
+        icount: None,
         job: "run x true".into(),
         limit: Duration::from_secs(limit),
     };
