@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Test NIC: DMA to the memory of a process by user address, on QEMU's `edu` device.
+//!
+//! It does what an RDMA NIC does with on-demand paging, as far as the kernel is concerned. A process
+//! registers a range of its addresses, a *memory region*, without anything being pinned. When the
+//! NIC is told to read or write there, it faults the pages in, asking for peer addresses where they
+//! are in the memory of another device, maps them for DMA, and reuses the mappings until the
+//! kernel invalidates them. It has no network: what it reads goes to the caller's buffer, what it
+//! writes comes from there. The bytes pass through a buffer inside the device in between, so it
+//! really was the device which accessed the memory.
+//!
+//! It exists to test the peer-to-peer support of `hmm_range_fault()`. It is not an example of a
+//! fast driver: the device copies 2 KiB in 100 ms.
+//!
+//! - [`nic::edu`]: the device, its registers and its DMA engine.
+//! - [`nic::region`]: memory regions, their page tables, faults and invalidations.
+//! - [`nic::transfer`]: reading and writing a region.
+//! - [`nic::file`]: `/dev/p2ptest_nic<N>` and its calls, which
+//!   [`include/uapi/linux/p2ptest.h`](srctree/include/uapi/linux/p2ptest.h) defines.
+//!
+//! # Lifetimes
+//!
+//! [`nic::Nic`] has everything that ends when the device is unbound: the registers and all regions
+//! of all processes. Files can outlive it, so they reach it through a [`Gate`](kernel::sync::gate).
+//! A region is ended by the process or by unbinding the device, whichever is first. That removes its
+//! notifier, unmaps its pages, and frees its page table, in this order.
+//!
+//! # Locks
+//!
+//! From the outside in:
+//!
+//! - The gate, for a whole call.
+//! - The engine's mutex, for a chunk of a transfer. Nobody who holds it touches user memory.
+//! - A region's mutex, the *user lock* in terms of [`kernel::mm::notifier`]. Held while its pages are
+//!   mapped and while the device uses them, so an invalidation, which takes it, waits for the DMA in
+//!   flight. As invalidations happen in memory reclaim, nobody who holds it allocates memory.
+//!
+//! The mutex of the list of regions is not held together with these two.
+
+use kernel::{
+    device::Core,
+    dma::{
+        Device,
+        DmaMask, //
+    },
+    driver,
+    miscdevice::{
+        MiscDeviceOptions,
+        MiscDeviceRegistration, //
+    },
+    pci,
+    prelude::*,
+    sync::gate::Gated,
+    types::ForLt, //
+};
+
+mod nic;
+
+use nic::{
+    file::{
+        NicFile,
+        Slot, //
+    },
+    Nic, //
+};
+
+/// The data of a bound device, ended from top to bottom: nobody can open the file, then nobody can
+/// find the NIC, then everybody has left the NIC and it is gone.
+#[pin_data]
+struct NicDriver<'bound> {
+    #[pin]
+    _misc: MiscDeviceRegistration<NicFile>,
+    _slot: Slot,
+    _nic: Gated<'bound, ForLt!(Nic<'_>)>,
+}
+
+kernel::pci_device_table!(
+    PCI_TABLE,
+    <NicDriver<'_> as pci::Driver>::IdInfo,
+    [(
+        pci::DeviceId::from_id(nic::edu::VENDOR, nic::edu::DEVICE),
+        ()
+    )]
+);
+
+impl pci::Driver for NicDriver<'_> {
+    type IdInfo = ();
+    type Data<'bound> = NicDriver<'bound>;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        _info: Option<&'bound Self::IdInfo>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        pin_init::pin_init_scope(move || {
+            let bits = module_parameters::dma_bits.value();
+            let mask = DmaMask::try_new(bits)?;
+
+            pdev.enable_device_mem()?;
+            // SAFETY: Nothing of this device is allocated or mapped for DMA yet.
+            unsafe { pdev.dma_set_mask_and_coherent(mask)? };
+            pdev.set_master();
+
+            // SAFETY: It becomes part of the bus device private data below, which the driver core
+            // drops before `'bound` ends; if that fails, it is dropped right away.
+            let nic = unsafe { Gated::new(Nic::new(pdev))? };
+            let slot = Slot::claim(nic.gate())?;
+            let options = MiscDeviceOptions { name: slot.name() };
+
+            Ok(try_pin_init!(NicDriver {
+                _misc <- MiscDeviceRegistration::register(options),
+                _slot: slot,
+                _nic: nic,
+            }? Error))
+        })
+    }
+}
+
+#[pin_data]
+struct NicModule {
+    #[pin]
+    _driver: driver::Registration<pci::Adapter<NicDriver<'static>>>,
+}
+
+impl kernel::InPlaceModule for NicModule {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        // SAFETY: Called once per load of the module, before the driver can use it.
+        unsafe { nic::file::SLOTS.init() };
+
+        try_pin_init!(Self {
+            _driver <- driver::Registration::new(
+                <Self as kernel::ModuleMetadata>::NAME,
+                module,
+            ),
+        })
+    }
+}
+
+module! {
+    type: NicModule,
+    name: "p2ptest_nic",
+    authors: ["The p2ptest authors"],
+    description: "Peer-to-peer DMA test NIC (QEMU edu)",
+    license: "GPL",
+    params: {
+        dma_bits: u32 {
+            default: 64,
+            description: "Bits of a DMA address that the device supports, as in its dma_mask property",
+        },
+    },
+}

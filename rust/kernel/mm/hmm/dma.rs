@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! DMA mappings of the memory that HMM found.
+//!
+//! [`DmaMap`] has a slot per page of a range of user addresses. A slot is filled from a
+//! [`Valid`](super::Valid), that is, under the user lock and after a successful validation, and
+//! holds the address that a device uses to reach the page. It is emptied by the driver's
+//! [`Ops::invalidate`](crate::mm::notifier::Ops::invalidate).
+//!
+//! To make that so, the map belongs into the data that the user lock protects,
+//! [`Ops::Protected`](crate::mm::notifier::Ops::Protected). All its functions that change something
+//! take `&mut self` and thus need the lock; an address that it returned cannot be kept beyond it.
+//!
+//! C users let a range fault write its result to the map's own array, and mark the pages there that
+//! are mapped for DMA already. That array is then accessed without the lock. Here a range fault has
+//! its own [`PfnBuf`](super::PfnBuf), and only what was validated gets to the map. So a
+//! fault that fails or has to be retried changes nothing in it, and cannot bring back an entry that
+//! an invalidation just removed.
+//!
+//! C header: [`include/linux/hmm-dma.h`](srctree/include/linux/hmm-dma.h)
+
+use super::{
+    Valid,
+    DEVICE_PRIVATE,
+    ERROR,
+    FLAGS,
+    P2P_ALIAS,
+    VALID,
+    WRITE, //
+};
+use crate::{
+    bindings,
+    device::{
+        Bound,
+        Device, //
+    },
+    dma::DmaAddress,
+    error::to_result,
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+use core::{
+    marker::PhantomData,
+    ops::Range, //
+};
+
+const DMA_MAPPED: usize = bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED;
+const P2PDMA: usize = bindings::hmm_pfn_flags_HMM_PFN_P2PDMA;
+const P2PDMA_BUS: usize = bindings::hmm_pfn_flags_HMM_PFN_P2PDMA_BUS;
+
+/// The flags that say how a slot is mapped, as opposed to what it refers to.
+const MAPPING: usize = DMA_MAPPED | P2PDMA | P2PDMA_BUS;
+
+/// How a device reaches a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// The page is in host memory.
+    Host,
+    /// The page is in a peer below the same switch; the address is one on the bus.
+    BusAddr,
+    /// The page is in a peer, through the host bridge.
+    HostBridge,
+}
+
+/// Where a device finds a page.
+#[derive(Debug, Clone, Copy)]
+pub struct Mapping<'a> {
+    addr: DmaAddress,
+    route: Route,
+    writable: bool,
+    _map: PhantomData<&'a ()>,
+}
+
+impl Mapping<'_> {
+    /// Returns the address of the page for the device.
+    ///
+    /// The device must not use it after the user lock was released, unless
+    /// [`Ops::invalidate`](crate::mm::notifier::Ops::invalidate) makes it stop.
+    pub fn addr(&self) -> DmaAddress {
+        self.addr
+    }
+
+    /// Returns how the device reaches the page.
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// Returns whether the device may write to the page.
+    pub fn writable(&self) -> bool {
+        self.writable
+    }
+}
+
+/// DMA mappings of a range of user addresses for one device, a page each.
+///
+/// # Invariants
+///
+/// - `map` is allocated for `dev` with `addrs.len()` entries of a page.
+/// - An entry of `map.pfn_list` has `HMM_PFN_DMA_MAPPED` exactly if it has `HMM_PFN_VALID`, and
+///   `addrs` then holds its address; otherwise it is 0.
+pub struct DmaMap<'bound> {
+    dev: &'bound Device<Bound>,
+    map: bindings::hmm_dma_map,
+    addrs: KVVec<DmaAddress>,
+}
+
+// SAFETY: The C functions on the map may be called by any thread, one at a time.
+unsafe impl Send for DmaMap<'_> {}
+
+// SAFETY: `&self` only reads the arrays of the map, which `&mut self` writes.
+unsafe impl Sync for DmaMap<'_> {}
+
+impl<'bound> DmaMap<'bound> {
+    /// Allocates an empty map of `pages` slots.
+    ///
+    /// Fails with [`EOPNOTSUPP`] if DMA of `dev` to memory of a process would need copying, because
+    /// the device cannot address all memory or is not coherent.
+    pub fn new(dev: &'bound Device<Bound>, pages: usize) -> Result<Self> {
+        if pages == 0 || pages.checked_mul(PAGE_SIZE).is_none() {
+            return Err(EINVAL);
+        }
+
+        let addrs = KVVec::from_elem(0, pages, GFP_KERNEL)?;
+        let mut map = bindings::hmm_dma_map::default();
+
+        // SAFETY: `dev` is bound, so it is valid and its DMA is set up. `map` is zeroed. The number
+        // of pages is not 0 and their size does not overflow.
+        to_result(unsafe {
+            bindings::hmm_dma_map_alloc(dev.as_raw(), &mut map, pages, PAGE_SIZE)
+        })?;
+
+        // INVARIANT: Just allocated; the C function zeroed `pfn_list`.
+        Ok(Self { dev, map, addrs })
+    }
+
+    /// Returns the number of slots.
+    #[expect(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.addrs.len()
+    }
+
+    /// Begins to fill slots from what a range fault found.
+    ///
+    /// `valid` must have been validated under the user lock that protects this map.
+    pub fn fill<'a>(&'a mut self, valid: Valid<'a>) -> Fill<'a, 'bound> {
+        Fill {
+            map: self,
+            valid,
+            state: bindings::pci_p2pdma_map_state::default(),
+        }
+    }
+
+    /// Returns the mapping in slot `index`, or [`None`] if the slot is empty.
+    pub fn get(&self, index: usize) -> Option<Mapping<'_>> {
+        let addr = *self.addrs.get(index)?;
+
+        // SAFETY: By the type invariants `pfn_list` has an entry for each element of `addrs`.
+        let entry = unsafe { *self.map.pfn_list.add(index) };
+        if entry & DMA_MAPPED == 0 {
+            return None;
+        }
+
+        Some(Mapping {
+            addr,
+            route: if entry & P2PDMA_BUS != 0 {
+                Route::BusAddr
+            } else if entry & P2PDMA != 0 {
+                Route::HostBridge
+            } else {
+                Route::Host
+            },
+            writable: entry & WRITE != 0,
+            _map: PhantomData,
+        })
+    }
+
+    /// Empties the slots `range`, and returns how many of them were not empty.
+    ///
+    /// The device must have stopped to use them.
+    pub fn unmap(&mut self, range: Range<usize>) -> usize {
+        let mut unmapped = 0;
+
+        for index in range.start..range.end.min(self.len()) {
+            // SAFETY: The map is allocated for `dev` and has a slot `index` by the type invariants.
+            if unsafe { bindings::hmm_dma_unmap_pfn(self.dev.as_raw(), &mut self.map, index) } {
+                unmapped += 1;
+            }
+
+            // INVARIANT: The slot is unmapped, if it was not before.
+            // SAFETY: `pfn_list` has an entry `index` by the type invariants.
+            unsafe { *self.map.pfn_list.add(index) = 0 };
+        }
+
+        unmapped
+    }
+}
+
+impl Drop for DmaMap<'_> {
+    fn drop(&mut self) {
+        self.unmap(0..self.len());
+
+        // SAFETY: The map was allocated for `dev`, which is still bound, and nothing is mapped.
+        unsafe { bindings::hmm_dma_map_free(self.dev.as_raw(), &mut self.map) };
+    }
+}
+
+/// Fills slots of a [`DmaMap`], from a range fault that is valid during `'a`.
+pub struct Fill<'a, 'bound> {
+    map: &'a mut DmaMap<'bound>,
+    valid: Valid<'a>,
+    // Caches the way to the last peer. That is allowed during `'a`: an alias that is valid keeps its
+    // provider from going away, see `Documentation/mm/hmm.rst`.
+    state: bindings::pci_p2pdma_map_state,
+}
+
+impl Fill<'_, '_> {
+    /// Maps page `page` of the range fault for DMA, and stores it in slot `index`.
+    ///
+    /// If the slot has this page already, its permission is updated. Fails with
+    ///
+    /// - [`EINVAL`] if there is no such slot or page, or nothing that can be mapped behind it,
+    /// - [`EIO`] if the mapping failed. The slot is then empty. If the page is an alias, the driver
+    ///   should ask for host memory instead, see [`PfnBuf::host_only`](super::PfnBuf::host_only).
+    pub fn map(&mut self, page: usize, index: usize) -> Result<Mapping<'_>> {
+        let new = self.valid.raw(page).ok_or(EINVAL)? & !MAPPING;
+        if index >= self.map.len() || new & VALID == 0 || new & (ERROR | DEVICE_PRIVATE) != 0 {
+            return Err(EINVAL);
+        }
+
+        let dev = self.map.dev.as_raw();
+        // SAFETY: `pfn_list` has an entry `index` by the type invariants of `DmaMap`; it is only
+        // accessed through `&self.map` and `&mut self.map`, and we have the latter.
+        let entry = unsafe { &mut *self.map.map.pfn_list.add(index) };
+
+        // The page in a slot can only change by an invalidation, which empties the slot. If that
+        // did not happen, someone forgot to; do not make it worse.
+        let page_bits = P2P_ALIAS | !FLAGS;
+        if crate::warn_on!(*entry & DMA_MAPPED != 0 && (*entry ^ new) & page_bits != 0) {
+            return Err(EIO);
+        }
+
+        *entry = new | (*entry & MAPPING);
+
+        // SAFETY: The map is allocated for `dev`, and slot `index` has a valid PFN of host memory
+        // or an alias. The latter stays valid as long as `self.valid`, so the provider that `state`
+        // may refer to does, too.
+        let addr =
+            unsafe { bindings::hmm_dma_map_pfn(dev, &mut self.map.map, index, &mut self.state) };
+
+        // SAFETY: As above.
+        let entry = unsafe { &mut *self.map.map.pfn_list.add(index) };
+        if addr == DmaAddress::MAX {
+            // INVARIANT: Not mapped, so the entry must not be valid either.
+            *entry = 0;
+            return Err(EIO);
+        }
+
+        // INVARIANT: A direct mapping needs no unmapping, but `hmm_dma_map_pfn()` marks it as
+        // mapped nevertheless.
+        self.map.addrs[index] = addr;
+        self.map.get(index).ok_or(EIO)
+    }
+}

@@ -1,0 +1,703 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Device private memory.
+//!
+//! Memory of a device that the CPU can not reach, such as the video memory of a GPU, can hold pages
+//! of a process all the same. Such a page has a `struct page` with a physical address that nothing
+//! decodes, and the page tables of the process have a special entry for it, which makes a CPU
+//! access fault. The device accesses the page where it is; when the CPU touches it, the driver has
+//! to bring it home.
+//!
+//! - [`PageMap`] is a piece of such memory, the C side's `struct dev_pagemap` of type
+//!   `MEMORY_DEVICE_PRIVATE`. Start here.
+//! - [`Ops`] is what the driver knows how to do with it: copy a page home, and, optionally, tell
+//!   where peers can reach a page by DMA.
+//! - [`DeviceFolio`] is a free piece of the memory that was just taken and holds no page of a
+//!   process yet. It is neither a [`Page`] nor a kernel address: nothing can be read from it by the
+//!   CPU.
+//! - [`mm::migrate`] moves pages of a process into a [`DeviceFolio`] and back.
+//!
+//! Pages are named by their index in the pagemap throughout, so that no driver has to do arithmetic
+//! on the made-up physical addresses.
+//!
+//! # Folios
+//!
+//! A folio is a single page or, where the architecture can have it, as many as a huge page has
+//! ([`PMD_ORDER`]). The core may split a large one at any time. This needs no call to the driver
+//! here because a pagemap keeps no data per folio; the driver sees it when the parts are freed one
+//! by one, see [`Ops::folio_free`].
+//!
+//! # Teardown
+//!
+//! When a [`PageMap`] is dropped, all its pages are moved home first. This invalidates every mapping
+//! that another device has of them, as any migration does. So what such mappings lead to, for
+//! instance an [`AliasRange`] of a BAR, has to be dropped after the pagemap; [`Ops`] implementations
+//! are dropped after it and are a good place to keep it.
+//!
+//! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
+//!
+//! [`AliasRange`]: kernel::pci::p2pdma::AliasRange
+//! [`mm::migrate`]: kernel::mm::migrate
+//! [`Page`]: kernel::page::Page
+
+use crate::{
+    bindings,
+    bitmap::BitmapVec,
+    container_of,
+    device::{
+        Bound,
+        Device, //
+    },
+    error::from_err_ptr,
+    io::PhysAddr,
+    mm::migrate::{
+        self,
+        Fault,
+        HostFolio, //
+    },
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    prelude::*,
+    sync::{
+        new_mutex,
+        new_spinlock,
+        Mutex,
+        SpinLock, //
+    },
+    types::Opaque, //
+};
+use core::{
+    marker::PhantomData,
+    ops::{
+        Deref,
+        Range, //
+    },
+    ptr::NonNull, //
+};
+
+/// The order of a large folio: it has `1 << PMD_ORDER` pages.
+pub const PMD_ORDER: u32 = bindings::PMD_ORDER;
+
+/// The number of pages in a large folio.
+pub const PMD_PAGES: usize = 1 << PMD_ORDER;
+
+/// What a driver does with the pages of its [`PageMap`].
+///
+/// An implementation is also the driver's data for the pagemap. It lives as long as that.
+#[vtable]
+pub trait Ops: Send + Sync + Sized {
+    /// Copies the content of device pages to host memory.
+    ///
+    /// The pages are those from `first` on, as many as `dst` has. No CPU can access them meanwhile,
+    /// but the device and its peers still could: a driver that lets them has to end that with its
+    /// MMU notifier, whose invalidation precedes this call.
+    ///
+    /// May sleep. If this fails, the pages stay where they are, except while the pagemap is being
+    /// dropped: then their content is lost and reads as zero.
+    fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result;
+
+    /// Called when a folio, or a part that a folio was split into, is no longer used.
+    ///
+    /// The pages are those from `first` on, `1 << order` of them. They are not handed out again
+    /// before this returns, so this is the place to scrub them.
+    ///
+    /// May be called with spinlocks held: must not sleep. It can be called from within all other
+    /// methods and functions that move pages.
+    fn folio_free(&self, first: usize, order: u32);
+
+    /// Called when the CPU touched a page. The driver must bring it home.
+    ///
+    /// See [`Fault`] for how. After an error the process gets a signal: it is killed after
+    /// [`ENOMEM`] if nothing else helps, and gets `SIGBUS` after any other error.
+    fn migrate_to_ram(map: &PageMap<'_, Self>, fault: Fault<'_>) -> Result;
+
+    /// Returns the alias of a page: the CPU physical address in a BAR at which peers can reach it.
+    ///
+    /// [`None`] means that there is no alias. Peers then get the page migrated to host memory.
+    ///
+    /// This is called by [`hmm_range_fault()`] for a page in use, without a lock or a reference that
+    /// belongs to it, under the RCU read lock. So it must not sleep or take locks but compute the
+    /// answer from the index and, at most, an atomic variable.
+    ///
+    /// The answer must not change while the page is in use, that is, between the
+    /// [`PageMap::alloc_in`] and the [`folio_free`](Self::folio_free) that include it. Aliases must
+    /// be contiguous within a folio, and lie in a range that was registered as
+    /// [`AliasRange`](kernel::pci::p2pdma::AliasRange); others are refused.
+    ///
+    /// [`hmm_range_fault()`]: srctree/mm/hmm.c
+    fn device_private_dma_phys(&self, index: usize) -> Option<PhysAddr> {
+        let _ = index;
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+}
+
+/// A range of physical addresses that nothing decodes.
+///
+/// # Invariants
+///
+/// `res` was returned by `request_free_mem_region()` and not released yet.
+struct FreeMemRegion {
+    res: NonNull<bindings::resource>,
+}
+
+impl FreeMemRegion {
+    // Not generic and never inlined, so that modules need not link with the C function.
+    #[inline(never)]
+    fn request(size: usize, name: &'static CStr) -> Result<Self> {
+        // SAFETY: `iomem_resource` is the root of all memory resources. `name` lives forever, the
+        // resource keeps a pointer to it.
+        let res = from_err_ptr(unsafe {
+            bindings::request_free_mem_region(
+                &raw mut bindings::iomem_resource,
+                size,
+                name.as_char_ptr(),
+            )
+        })?;
+
+        // INVARIANT: The region was requested just now.
+        Ok(Self {
+            res: NonNull::new(res).ok_or(ENOMEM)?,
+        })
+    }
+
+    /// Returns the first address and the last one.
+    fn bounds(&self) -> (u64, u64) {
+        // SAFETY: `res` is valid by the type invariants. The bounds of a region do not change.
+        unsafe { (self.res.as_ref().start, self.res.as_ref().end) }
+    }
+}
+
+impl Drop for FreeMemRegion {
+    #[inline(never)]
+    fn drop(&mut self) {
+        let (start, end) = self.bounds();
+
+        // SAFETY: By the type invariants this region was requested and is released only here.
+        unsafe { bindings::release_mem_region(start, end - start + 1) };
+    }
+}
+
+// SAFETY: A region may be released from any thread.
+unsafe impl Send for FreeMemRegion {}
+
+// SAFETY: A shared reference only allows to read the bounds, which do not change.
+unsafe impl Sync for FreeMemRegion {}
+
+/// Which pages are in use.
+pub(super) struct InUse {
+    map: BitmapVec,
+    count: usize,
+}
+
+impl InUse {
+    /// Finds and takes `nr` free pages within `range`, aligned to their number.
+    fn take(&mut self, range: Range<usize>, nr: usize) -> Option<usize> {
+        let mut first = range.start.checked_next_multiple_of(nr)?;
+
+        while first.checked_add(nr)? <= range.end {
+            match self.map.next_bit(first) {
+                Some(used) if used < first + nr => first = (used + 1).next_multiple_of(nr),
+                _ => {
+                    for page in first..first + nr {
+                        self.map.set_bit(page);
+                    }
+                    self.count += nr;
+                    return Some(first);
+                }
+            }
+        }
+
+        None
+    }
+
+    fn give_back(&mut self, first: usize, nr: usize) {
+        for page in first..first + nr {
+            self.map.clear_bit(page);
+        }
+        self.count -= nr;
+    }
+
+    /// Writes the indices of used pages in `range` to `out`, and returns how many there are.
+    pub(super) fn list(&self, range: Range<usize>, out: &mut [usize]) -> usize {
+        let mut from = range.start;
+        let mut n = 0;
+
+        while n < out.len() && from < range.end {
+            match self.map.next_bit(from) {
+                Some(used) if used < range.end => {
+                    out[n] = used;
+                    n += 1;
+                    from = used + 1;
+                }
+                _ => break,
+            }
+        }
+
+        n
+    }
+}
+
+/// Device private memory.
+///
+/// # Invariants
+///
+/// - `pgmap` is initialised, and the first field of it that `container_of!` needs does not move.
+/// - While the pagemap exists, `memremap_pages()` has created `nr_pages` pages of device private
+///   memory from the page frame `first_pfn` on, whose pagemap is `pgmap`.
+/// - A page is in use, which is to say that it was initialised by `zone_device_folio_init()` and
+///   not freed since, only if its bit in `in_use` is set.
+///
+/// # Examples
+///
+/// Memory that peers can reach at a fixed place in a BAR:
+///
+/// ```
+/// use kernel::{
+///     device::{
+///         Bound,
+///         Device, //
+///     },
+///     io::PhysAddr,
+///     mm::{
+///         migrate::{
+///             Fault,
+///             HostFolio, //
+///         },
+///         pagemap::{
+///             self,
+///             PageMap, //
+///         },
+///     },
+///     page::PAGE_SIZE,
+///     prelude::*,
+///     sizes::SZ_64M, //
+/// };
+///
+/// struct Vram {
+///     bar_start: PhysAddr,
+/// }
+///
+/// #[vtable]
+/// impl pagemap::Ops for Vram {
+///     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result {
+///         for i in 0..dst.nr_pages() {
+///             dst.with_page(i, |bytes| {
+///                 // Read page `first + i` of the device into `bytes`.
+/// #               let _ = first;
+/// #               bytes.fill(0);
+///             });
+///         }
+///         Ok(())
+///     }
+///
+///     fn folio_free(&self, _first: usize, _order: u32) {}
+///
+///     fn migrate_to_ram(map: &PageMap<'_, Self>, fault: Fault<'_>) -> Result {
+///         fault.setup(map)?.copy()?.pages();
+///         Ok(())
+///     }
+///
+///     fn device_private_dma_phys(&self, index: usize) -> Option<PhysAddr> {
+///         Some(self.bar_start + (index * PAGE_SIZE) as PhysAddr)
+///     }
+/// }
+///
+/// fn create<'bound>(
+///     dev: &'bound Device<Bound>,
+///     bar_start: PhysAddr,
+/// ) -> Result<Pin<KBox<PageMap<'bound, Vram>>>> {
+///     KBox::pin_init(
+///         PageMap::new(dev, c"example", SZ_64M, pin_init::init!(Vram { bar_start })),
+///         GFP_KERNEL,
+///     )
+/// }
+/// ```
+#[pin_data(PinnedDrop)]
+pub struct PageMap<'bound, T: Ops> {
+    #[pin]
+    pgmap: Opaque<bindings::dev_pagemap>,
+    #[pin]
+    pub(super) in_use: SpinLock<InUse>,
+    /// Arrays for [`PageMap::evict`], which must not fail for want of memory when this is dropped.
+    #[pin]
+    pub(super) evict_arrays: Mutex<migrate::Arrays>,
+    first_pfn: usize,
+    nr_pages: usize,
+    /// Declared after `pgmap`: the addresses are released when there are no pages left.
+    _region: FreeMemRegion,
+    /// Declared last: callbacks use it until there are no pages left.
+    #[pin]
+    data: T,
+    _dev: PhantomData<&'bound Device<Bound>>,
+}
+
+// SAFETY: A pagemap can be used and destroyed by any thread, and `T: Send`.
+unsafe impl<T: Ops> Send for PageMap<'_, T> {}
+
+// SAFETY: What a shared reference allows is protected by locks, by the C side, or does not change,
+// and `T: Sync`.
+unsafe impl<T: Ops> Sync for PageMap<'_, T> {}
+
+impl<'bound, T: Ops> PageMap<'bound, T> {
+    /// Creates device private memory of `size` bytes, a multiple of the size of a huge page.
+    ///
+    /// `name` appears in `/proc/iomem`.
+    pub fn new<E>(
+        dev: &'bound Device<Bound>,
+        name: &'static CStr,
+        size: usize,
+        data: impl PinInit<T, E>,
+    ) -> impl PinInit<Self, Error>
+    where
+        Error: From<E>,
+    {
+        // SAFETY: `dev` is a valid device.
+        let nid = unsafe { bindings::dev_to_node(dev.as_raw()) };
+
+        try_pin_init!(&this in Self {
+            _region: {
+                if size == 0 || size % (PMD_PAGES * PAGE_SIZE) != 0 {
+                    return Err(EINVAL);
+                }
+                FreeMemRegion::request(size, name)?
+            },
+            nr_pages: size >> PAGE_SHIFT,
+            first_pfn: (_region.bounds().0 >> PAGE_SHIFT) as usize,
+            in_use <- new_spinlock!(InUse {
+                map: BitmapVec::new(size >> PAGE_SHIFT, GFP_KERNEL)?,
+                count: 0,
+            }),
+            evict_arrays <- new_mutex!(migrate::Arrays::new(PMD_PAGES)?),
+            data <- data,
+            // Last, because from here on it has to be undone by `memunmap_pages()`.
+            pgmap <- Opaque::try_ffi_init(|ptr: *mut bindings::dev_pagemap| {
+                let (start, end) = _region.bounds();
+
+                // SAFETY: `ptr` is valid for writes, and all-zeroes is a valid `dev_pagemap`.
+                unsafe { ptr.write_bytes(0, 1) };
+
+                // SAFETY: `ptr` is valid, and nobody else has it yet.
+                unsafe {
+                    (*ptr).type_ = bindings::memory_type_MEMORY_DEVICE_PRIVATE;
+                    (*ptr).ops = Self::OPS;
+                    (*ptr).owner = this.as_ptr().cast();
+                    (*ptr).nr_range = 1;
+                    *(*ptr).__bindgen_anon_1.range.as_mut() = bindings::range { start, end };
+                }
+
+                // SAFETY: `ptr` points to a `dev_pagemap` with all that device private memory
+                // needs. It stays in place because it is pinned, until `memunmap_pages()`.
+                from_err_ptr(unsafe { bindings::memremap_pages(ptr, nid) }).map(drop)
+            }),
+            _dev: PhantomData,
+        })
+    }
+
+    const OPS: &'static bindings::dev_pagemap_ops = &bindings::dev_pagemap_ops {
+        folio_free: Some(Self::folio_free_callback),
+        migrate_to_ram: Some(Self::migrate_to_ram_callback),
+        memory_failure: None,
+        // The default of the core is right for folios without data of their own.
+        folio_split: None,
+        device_private_dma_phys: if T::HAS_DEVICE_PRIVATE_DMA_PHYS {
+            Some(Self::dma_phys_callback)
+        } else {
+            None
+        },
+    };
+
+    /// Returns the pagemap that `page` belongs to.
+    ///
+    /// # Safety
+    ///
+    /// `page` must be a page of a `PageMap<'_, T>` that exists for all of `'a`. It must be in use,
+    /// or the caller must know otherwise that its folio does not go away.
+    unsafe fn from_page<'a>(page: *mut bindings::page) -> &'a Self {
+        // SAFETY: `page` is a valid page of device memory by the safety requirements, whose pagemap
+        // is the field of a `PageMap<'_, T>`, which is valid for `'a`.
+        unsafe { Self::from_raw(bindings::page_pgmap(page)) }
+    }
+
+    /// # Safety
+    ///
+    /// `pgmap` must be the field of a `PageMap<'_, T>` that exists for all of `'a`.
+    unsafe fn from_raw<'a>(pgmap: *mut bindings::dev_pagemap) -> &'a Self {
+        // SAFETY: By the safety requirements.
+        unsafe { &*container_of!(Opaque::cast_from(pgmap), Self, pgmap) }
+    }
+
+    /// # Safety
+    ///
+    /// Called by the C side only: `folio` must be a folio of a `PageMap<'_, T>` that was just freed.
+    unsafe extern "C" fn folio_free_callback(folio: *mut bindings::folio) {
+        // SAFETY: `folio` is valid by the safety requirements.
+        let (page, order) = unsafe { (bindings::folio_page(folio, 0), bindings::folio_order(folio)) };
+
+        // SAFETY: Nobody but this function can hand out the folio again. The pagemap exists: it is
+        // not destroyed before `memunmap_pages()` has seen the end of this callback.
+        let map = unsafe { Self::from_page(page) };
+
+        // SAFETY: `page` is valid.
+        let first = unsafe { bindings::page_to_pfn(page) } - map.first_pfn;
+
+        map.data.folio_free(first, order);
+
+        // From here on, the pages can be taken again. The C side looks at none of them after this
+        // callback.
+        map.in_use.lock().give_back(first, 1 << order);
+    }
+
+    /// # Safety
+    ///
+    /// Called by the C side only: `vmf` must be for a page of a `PageMap<'_, T>`, with what
+    /// `migrate_to_ram()` is promised in `struct dev_pagemap_ops`.
+    unsafe extern "C" fn migrate_to_ram_callback(
+        vmf: *mut bindings::vm_fault,
+    ) -> bindings::vm_fault_t {
+        // SAFETY: The fault handler holds a reference to the page, so that the page stays in use.
+        // This keeps the pagemap from being destroyed, too.
+        let map = unsafe { Self::from_page((*vmf).page) };
+
+        // SAFETY: The requirements are the same.
+        let fault = unsafe { Fault::from_raw(vmf) };
+
+        match T::migrate_to_ram(map, fault) {
+            Ok(()) => 0,
+            Err(e) if e == ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
+            Err(_) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Called by the C side only: `pgmap` must be the field of a `PageMap<'_, T>`, and the caller
+    /// must be in an RCU read side critical section in which it found a device private entry for
+    /// the page `pfn` of it.
+    unsafe extern "C" fn dma_phys_callback(
+        pgmap: *mut bindings::dev_pagemap,
+        pfn: c_ulong,
+    ) -> bindings::phys_addr_t {
+        // SAFETY: The page was in use when the caller found the entry. `memunmap_pages()` waits for
+        // a grace period when all pages are gone, so the pagemap outlives the read side section.
+        let map = unsafe { Self::from_raw(pgmap) };
+
+        map.index(pfn)
+            .and_then(|index| map.data.device_private_dma_phys(index))
+            // This is `DEVICE_PRIVATE_NO_ALIAS`.
+            .unwrap_or(PhysAddr::MAX)
+    }
+
+    pub(super) fn page(&self, index: usize) -> *mut bindings::page {
+        // SAFETY: Only arithmetic.
+        unsafe { bindings::pfn_to_page(self.first_pfn + index) }
+    }
+
+    pub(super) fn pfn(&self, index: usize) -> usize {
+        self.first_pfn + index
+    }
+
+    /// Returns the index of the page with the page frame number `pfn`, if it is one of this pagemap.
+    #[inline]
+    pub fn index(&self, pfn: usize) -> Option<usize> {
+        pfn.checked_sub(self.first_pfn)
+            .filter(|index| *index < self.nr_pages)
+    }
+
+    /// Returns what names this pagemap as the owner of its pages, for `hmm_range_fault()` and
+    /// migrations.
+    ///
+    /// It is never dereferenced.
+    #[inline]
+    pub fn owner(&self) -> *mut c_void {
+        core::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    /// Returns the number of pages.
+    #[inline]
+    pub fn nr_pages(&self) -> usize {
+        self.nr_pages
+    }
+
+    /// Returns how many pages are in use.
+    pub fn nr_in_use(&self) -> usize {
+        self.in_use.lock().count
+    }
+
+    /// Takes the first free folio in a range of pages.
+    ///
+    /// `order` is 0 or [`PMD_ORDER`]. Returns [`None`] if there is no such folio, or no such order.
+    pub fn alloc_in(&self, range: Range<usize>, order: u32) -> Option<DeviceFolio<'_, T>> {
+        if order != 0 && order != PMD_ORDER {
+            return None;
+        }
+
+        let range = range.start..range.end.min(self.nr_pages);
+        if range.is_empty() {
+            return None;
+        }
+
+        let first = self.in_use.lock().take(range, 1 << order)?;
+
+        // SAFETY:
+        // - The pages belong to this pagemap, and are not in use: their bits were not set before we
+        //   set them just now.
+        // - The folio is aligned, because `first_pfn` is, and of an order that can be.
+        // - The pagemap is alive: no reference to it exists any more when it is destroyed.
+        unsafe {
+            bindings::zone_device_folio_init(self.page(first).cast(), self.pgmap.get(), order)
+        };
+
+        // INVARIANT: The folio was initialised just now, which locks it and makes us the owner of
+        // its only reference.
+        Some(DeviceFolio {
+            map: self,
+            first,
+            order,
+        })
+    }
+}
+
+impl<T: Ops> Deref for PageMap<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.data
+    }
+}
+
+#[pinned_drop]
+impl<T: Ops> PinnedDrop for PageMap<'_, T> {
+    fn drop(self: Pin<&mut Self>) {
+        // Nobody can take new pages: that needs a reference to the pagemap. Callbacks for pages in
+        // use still come until there are none left.
+        self.evict_all();
+
+        // SAFETY: By the type invariants `memremap_pages()` succeeded. This waits until all pages
+        // are free, which they are, or are just about to be.
+        unsafe { bindings::memunmap_pages(self.pgmap.get()) };
+    }
+}
+
+/// A folio of device private memory that holds no page of a process.
+///
+/// What to do with it is to fill it by means of the device and give it to a
+/// [migration](kernel::mm::migrate). If it is dropped instead, it becomes free again.
+///
+/// # Invariants
+///
+/// The pages of `map` from `first` on, `1 << order` of them, are a folio, which is locked. This
+/// object owns the lock and the only reference.
+pub struct DeviceFolio<'a, T: Ops> {
+    map: &'a PageMap<'a, T>,
+    first: usize,
+    order: u32,
+}
+
+impl<'a, T: Ops> DeviceFolio<'a, T> {
+    /// Returns the index of the first page.
+    #[inline]
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
+    /// Returns the order: the folio has `1 << order` pages.
+    #[inline]
+    pub fn order(&self) -> u32 {
+        self.order
+    }
+
+    /// Returns the indices of all pages.
+    #[inline]
+    pub fn pages(&self) -> Range<usize> {
+        self.first..self.first + (1 << self.order)
+    }
+
+    /// Returns the pagemap that it belongs to.
+    #[inline]
+    pub fn map(&self) -> &'a PageMap<'a, T> {
+        self.map
+    }
+
+    /// Gives up the ownership and returns the page frame number of the first page.
+    ///
+    /// The lock and the reference have to be released by other means.
+    pub(super) fn into_pfn(self) -> usize {
+        let pfn = self.map.pfn(self.first);
+        core::mem::forget(self);
+        pfn
+    }
+}
+
+impl<T: Ops> Drop for DeviceFolio<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants we own the lock and a reference.
+        unsafe { migrate::unlock_and_put(self.map.page(self.first).cast()) };
+    }
+}
+
+#[cfg(CONFIG_RUST_PAGEMAP_KUNIT_TEST)]
+#[macros::kunit_tests(rust_mm_pagemap)]
+mod tests {
+    use super::*;
+
+    fn in_use(nr: usize) -> Result<InUse> {
+        Ok(InUse {
+            map: BitmapVec::new(nr, GFP_KERNEL)?,
+            count: 0,
+        })
+    }
+
+    #[test]
+    fn take_is_first_fit_and_aligned() -> Result {
+        let mut used = in_use(4 * PMD_PAGES)?;
+
+        assert_eq!(used.take(0..4 * PMD_PAGES, 1), Some(0));
+        assert_eq!(used.take(0..4 * PMD_PAGES, 1), Some(1));
+        // The first huge page is spoiled.
+        assert_eq!(used.take(0..4 * PMD_PAGES, PMD_PAGES), Some(PMD_PAGES));
+        assert_eq!(used.take(0..4 * PMD_PAGES, 1), Some(2));
+        assert_eq!(used.count, PMD_PAGES + 3);
+
+        used.give_back(1, 1);
+        assert_eq!(used.take(0..4 * PMD_PAGES, 1), Some(1));
+        Ok(())
+    }
+
+    #[test]
+    fn take_stays_in_range() -> Result {
+        let mut used = in_use(2 * PMD_PAGES)?;
+
+        // A range that does not begin at a multiple has one huge page less.
+        assert_eq!(used.take(1..2 * PMD_PAGES, PMD_PAGES), Some(PMD_PAGES));
+        assert_eq!(used.take(1..2 * PMD_PAGES, PMD_PAGES), None);
+        assert_eq!(used.take(PMD_PAGES..2 * PMD_PAGES, 1), None);
+        assert_eq!(used.take(0..0, 1), None);
+        assert_eq!(used.take(usize::MAX - 1..usize::MAX, PMD_PAGES), None);
+
+        for i in 0..PMD_PAGES {
+            assert_eq!(used.take(0..2 * PMD_PAGES, 1), Some(i));
+        }
+        assert_eq!(used.take(0..2 * PMD_PAGES, 1), None);
+        assert_eq!(used.count, 2 * PMD_PAGES);
+        Ok(())
+    }
+
+    #[test]
+    fn list_gives_used_pages() -> Result {
+        let mut used = in_use(256)?;
+        let mut out = [0; 4];
+
+        assert_eq!(used.list(0..256, &mut out), 0);
+        for page in [3, 64, 65, 200, 255] {
+            assert_eq!(used.take(page..page + 1, 1), Some(page));
+        }
+        assert_eq!(used.list(4..256, &mut out), 4);
+        assert_eq!(out, [64, 65, 200, 255]);
+        assert_eq!(used.list(0..65, &mut out), 2);
+        assert_eq!(out[..2], [3, 64]);
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Peer-to-peer DMA: let other devices reach a part of a BAR.
+//!
+//! A device whose memory is visible in a BAR can let a peer, such as a NIC, read and write that
+//! memory directly. The C side calls the device that owns the BAR the *provider* and decides for
+//! each peer whether and how it gets there: below a common switch, through the host bridge, or not
+//! at all.
+//!
+//! Interfaces that hand out plain addresses of a peer's memory do so only for addresses in a range
+//! that the provider registered before. `hmm_range_fault()` is one: it asks the owner of a device
+//! private page for the page's address in the BAR, see [`mm::pagemap`]. The registration is what
+//! keeps a wrong answer of the owner from making other memory reachable.
+//!
+//! Start at [`Provider`], which a PCI driver creates in `probe()`, and register ranges with
+//! [`Provider::register_range`].
+//!
+//! # Order of teardown
+//!
+//! An [`AliasRange`] must be the last thing to go: no peer may have a mapping of it left, and none
+//! may come to be. For device private memory that means to drop the pagemap first, which evicts
+//! all pages and thereby makes every peer give up its mappings. A struct that has both as fields
+//! declares the pagemap before the ranges. What peers can do wrong otherwise is to reach memory of
+//! the device, never memory of the host, so this is not a matter of memory safety.
+//!
+//! C header: [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
+//!
+//! [`mm::pagemap`]: kernel::mm::pagemap
+
+use crate::{
+    bindings,
+    device::{
+        Bound,
+        Core, //
+    },
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    io::PhysAddr,
+    pci,
+    prelude::*, //
+};
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+
+/// A PCI device that can give peers access to its BARs.
+///
+/// This is a cheap handle: it can be copied, and creating it again for the same device is allowed.
+///
+/// # Invariants
+///
+/// `pcim_p2pdma_init()` succeeded for `pdev` since it was bound to its driver.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     device::Core,
+///     pci::{
+///         self,
+///         p2pdma::{
+///             AliasRange,
+///             Provider, //
+///         },
+///     },
+///     prelude::*,
+///     sizes::SZ_2M, //
+/// };
+///
+/// const VRAM_BAR: u32 = 2;
+///
+/// /// Makes the first 2 MiB of the video memory reachable.
+/// fn first_window<'bound>(
+///     pdev: &'bound pci::Device<Core<'_>>,
+/// ) -> Result<AliasRange<'bound>> {
+///     let provider = Provider::new(pdev)?;
+///     let range = provider.register_range(VRAM_BAR, 0, SZ_2M as u64)?;
+///
+///     dev_info!(pdev, "peers reach video memory at {:#x}\n", range.start());
+///     Ok(range)
+/// }
+/// ```
+#[derive(Clone, Copy)]
+pub struct Provider<'bound> {
+    pdev: &'bound pci::Device<Bound>,
+}
+
+impl<'bound> Provider<'bound> {
+    /// Makes `pdev` a provider.
+    ///
+    /// Fails with [`EOPNOTSUPP`] for devices whose BARs can not be mapped, and in a kernel without
+    /// `CONFIG_PCI_P2PDMA`.
+    ///
+    /// The C function does not expect to race with itself. That is why this takes a device in the
+    /// [`Core`] context, which only one thread at a time can have.
+    pub fn new(pdev: &'bound pci::Device<Core<'_>>) -> Result<Self> {
+        // SAFETY:
+        // - `pdev.as_raw()` is valid by the type invariants of `pci::Device`.
+        // - The device is bound to a driver, so that the device managed resources that this call
+        //   allocates are released again.
+        // - The `Core` context guarantees that no other thread makes this call for the device.
+        to_result(unsafe { bindings::pcim_p2pdma_init(pdev.as_raw()) })?;
+
+        // INVARIANT: We just called `pcim_p2pdma_init()`. What it set up is released with the
+        // device managed resources, after `'bound`.
+        Ok(Self { pdev })
+    }
+
+    /// Lets peers reach `size` bytes of the BAR, from `offset` on.
+    ///
+    /// Both have to be multiples of the page size. The range ends when the returned value is
+    /// dropped. Fails with [`EINVAL`] if the range is empty, misaligned or not inside a memory
+    /// BAR, and with [`EEXIST`] if it overlaps a range that is registered already.
+    pub fn register_range(&self, bar: u32, offset: u64, size: u64) -> Result<AliasRange<'bound>> {
+        let start = self
+            .pdev
+            .resource_start(bar)?
+            .checked_add(offset)
+            .ok_or(EINVAL)?;
+
+        // SAFETY:
+        // - `self.pdev.as_raw()` is valid by the type invariants of `pci::Device`.
+        // - `pcim_p2pdma_init()` was called, by the type invariants of `Self`.
+        // - The function checks `bar`, `offset` and `size`.
+        let range = from_err_ptr(unsafe {
+            bindings::pci_p2pdma_register_range(
+                self.pdev.as_raw(),
+                bar.try_into()?,
+                offset,
+                size,
+            )
+        })?;
+
+        // INVARIANT: The range was registered just now and is unregistered only by
+        // `AliasRange::drop()`.
+        Ok(AliasRange {
+            range: NonNull::new(range).ok_or(EINVAL)?,
+            start,
+            size,
+            _dev: PhantomData,
+        })
+    }
+}
+
+/// A part of a BAR that peers may reach.
+///
+/// Created by [`Provider::register_range`]. The range is unregistered when this is dropped, which
+/// may sleep; see [the module](self) for what has to be gone by then. It can not outlive the
+/// binding of the device to its driver.
+///
+/// # Invariants
+///
+/// `range` was returned by `pci_p2pdma_register_range()` and is still registered. It begins at the
+/// CPU physical address `start` and is `size` bytes long.
+pub struct AliasRange<'bound> {
+    range: NonNull<bindings::p2pdma_range>,
+    start: PhysAddr,
+    size: u64,
+    _dev: PhantomData<&'bound pci::Device<Bound>>,
+}
+
+// SAFETY: A range can be unregistered from any thread.
+unsafe impl Send for AliasRange<'_> {}
+
+// SAFETY: A shared reference gives access to plain numbers only.
+unsafe impl Sync for AliasRange<'_> {}
+
+impl AliasRange<'_> {
+    /// Returns the CPU physical address of the first byte.
+    #[inline]
+    pub fn start(&self) -> PhysAddr {
+        self.start
+    }
+
+    /// Returns the length in bytes.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+impl Drop for AliasRange<'_> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants the range is registered. The device is still bound
+        // because of `'bound`, so that the provider that the range refers to exists.
+        unsafe { bindings::pci_p2pdma_unregister_range(self.range.as_ptr()) };
+    }
+}

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * p2p_fixture.h - what each test starts from, and what it must leave behind
+ *
+ * FIXTURE(p2p): GPU 0 with all of its VRAM in the window, NIC 0, policy "auto",
+ * and the path between them. After each test, whether it passed or was killed,
+ * everything is put back, and no page of VRAM may be in use.
+ *
+ * The path is what P2PTEST_EXPECT says (see p2ptest.h). If nobody says, one
+ * page is tried, and all further pages have to fare as it did.
+ *
+ * Time: the DMA engine of edu takes 100 ms for up to 2 KiB, and each byte is
+ * moved twice, from memory to the device and from there to the driver. Run the
+ * guest with "-icount shift=0,sleep=off": as soon as all CPUs are idle, QEMU
+ * skips to the next timer, and DMA costs next to nothing. But the guest's clock
+ * shows all of it: 16 MiB written and read back are about an hour. So limits
+ * in guest time have to be large, and whoever starts the guest has to limit
+ * real time. For the same reason threads that wait sleep, and do not spin: one
+ * that spins makes guest time real.
+ */
+#ifndef P2P_FIXTURE_H
+#define P2P_FIXTURE_H
+
+#include "../kselftest_harness.h"
+#include "p2ptest.h"
+
+#define TIMEOUT_S	36000
+
+#undef TEST_TIMEOUT_DEFAULT
+#define TEST_TIMEOUT_DEFAULT TIMEOUT_S
+
+FIXTURE(p2p)
+{
+	struct p2p_gpu gpu;
+	struct p2p_nic nic;
+	struct p2ptest_gpu_info info;	/* when the test began */
+	enum p2p_expect path;
+	bool has_p2p;			/* the kernel counts and has a policy */
+};
+
+#define P2P_SELF FIXTURE_DATA(p2p)
+
+/* A buffer, where its pages are, and what the NIC calls it */
+struct p2p_buf {
+	unsigned char *p;
+	size_t len;
+	size_t pages;
+	__u32 handle;
+};
+
+static inline bool p2p_peer_path(enum p2p_expect path)
+{
+	return path == P2P_EXPECT_BUS_ADDR || path == P2P_EXPECT_HOST_BRIDGE;
+}
+
+static inline int p2p_peer_kind(enum p2p_expect path)
+{
+	return path == P2P_EXPECT_BUS_ADDR ? P2PTEST_PAGE_BUS_ADDR :
+					     P2PTEST_PAGE_HOST_BRIDGE;
+}
+
+/* What a device private page meets, if only the path matters */
+static inline int p2p_path_reason(enum p2p_expect path)
+{
+	switch (path) {
+	case P2P_EXPECT_BUS_ADDR:
+		return P2PTEST_REASON_BUS_ADDR;
+	case P2P_EXPECT_HOST_BRIDGE:
+		return P2PTEST_REASON_HOST_BRIDGE;
+	default:
+		return P2PTEST_REASON_TOPOLOGY;
+	}
+}
+
+static inline void p2p_expect_pattern(struct __test_metadata *_metadata,
+				      const char *who, const void *buf,
+				      __u64 seed, size_t pos, size_t len)
+{
+	size_t same = p2p_compare(buf, seed, pos, len);
+
+	EXPECT_EQ(len, same) {
+		TH_LOG("%s: byte %zu of %zu is wrong (page %zu, byte %zu)", who,
+		       same, len, (pos + same) / P2P_PAGE,
+		       (pos + same) % P2P_PAGE);
+	}
+}
+
+/* Memory that holds pages 0.. of @seed, and a region of it that may be written */
+static inline void p2p_buf_init(struct __test_metadata *_metadata,
+				P2P_SELF *self, struct p2p_buf *buf,
+				size_t pages, __u64 seed)
+{
+	buf->pages = pages;
+	buf->len = pages * P2P_PAGE;
+	buf->p = p2p_alloc(buf->len);
+	ASSERT_NE(NULL, buf->p);
+	p2p_fill(buf->p, seed, 0, buf->len);
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf->p, buf->len,
+				 P2PTEST_NIC_MR_WRITE, &buf->handle));
+}
+
+static inline void p2p_buf_to_vram(struct __test_metadata *_metadata,
+				   P2P_SELF *self, struct p2p_buf *buf)
+{
+	ASSERT_EQ((long)buf->pages,
+		  p2p_gpu_to_vram(&self->gpu, buf->p, buf->len));
+	ASSERT_EQ((long)buf->pages,
+		  p2p_gpu_resident(&self->gpu, buf->p, buf->len));
+}
+
+static inline void p2p_buf_free(struct __test_metadata *_metadata,
+				P2P_SELF *self, struct p2p_buf *buf)
+{
+	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf->handle));
+	EXPECT_EQ(0, munmap(buf->p, buf->len));
+}
+
+/* Write pages 0.. of @seed to the buffer by DMA */
+static inline void p2p_buf_nic_write(struct __test_metadata *_metadata,
+				     P2P_SELF *self, struct p2p_buf *buf,
+				     __u64 seed)
+{
+	void *data = malloc(buf->len);
+
+	ASSERT_NE(NULL, data);
+	p2p_fill(data, seed, 0, buf->len);
+	EXPECT_EQ(0, p2p_nic_write(&self->nic, buf->handle, buf->p, data,
+				   buf->len, NULL));
+	free(data);
+}
+
+/* Read the buffer by DMA: it has to hold pages 0.. of @seed */
+static inline void p2p_buf_nic_read(struct __test_metadata *_metadata,
+				    P2P_SELF *self, struct p2p_buf *buf,
+				    __u64 seed)
+{
+	void *data = calloc(1, buf->len);
+
+	ASSERT_NE(NULL, data);
+	EXPECT_EQ(0, p2p_nic_read(&self->nic, buf->handle, buf->p, data,
+				  buf->len, NULL));
+	p2p_expect_pattern(_metadata, "NIC read", data, seed, 0, buf->len);
+	free(data);
+}
+
+/* The same by the GPU; @pages of them have to be reached in VRAM */
+static inline void p2p_buf_gpu_read(struct __test_metadata *_metadata,
+				    P2P_SELF *self, struct p2p_buf *buf,
+				    __u64 seed, long pages)
+{
+	void *data = calloc(1, buf->len);
+
+	ASSERT_NE(NULL, data);
+	EXPECT_EQ(pages, p2p_gpu_read(&self->gpu, buf->p, data, buf->len));
+	p2p_expect_pattern(_metadata, "GPU read", data, seed, 0, buf->len);
+	free(data);
+}
+
+static inline void p2p_buf_cpu_read(struct __test_metadata *_metadata,
+				    struct p2p_buf *buf, __u64 seed)
+{
+	p2p_expect_pattern(_metadata, "CPU read", buf->p, seed, 0, buf->len);
+}
+
+static inline struct p2ptest_gpu_info
+p2p_info(struct __test_metadata *_metadata, const struct p2p_gpu *gpu)
+{
+	struct p2ptest_gpu_info info = {};
+
+	EXPECT_EQ(0, p2p_gpu_info(gpu, &info));
+	return info;
+}
+
+/* Pages that moved in either direction since @from */
+static inline __u64 p2p_moves(struct __test_metadata *_metadata,
+			      const struct p2p_gpu *gpu,
+			      const struct p2ptest_gpu_info *from)
+{
+	struct p2ptest_gpu_info now = p2p_info(_metadata, gpu);
+
+	return now.migrated_in + now.migrated_out - from->migrated_in -
+	       from->migrated_out;
+}
+
+/*
+ * After the NIC reached all @buf->pages pages, of which @vram were in VRAM and
+ * each of those met @reason: is everything as it has to be, for the NIC, the
+ * GPU, and in the number of pages that moved since @from?
+ */
+static inline void p2p_buf_reached(struct __test_metadata *_metadata,
+				   P2P_SELF *self, struct p2p_buf *buf,
+				   size_t vram, int reason,
+				   const struct p2ptest_gpu_info *from)
+{
+	bool peer = reason == P2PTEST_REASON_BUS_ADDR ||
+		    reason == P2PTEST_REASON_HOST_BRIDGE;
+	struct p2p_view view;
+
+	ASSERT_EQ(0, p2p_nic_view(&self->nic, buf->handle, buf->p, buf->len,
+				  &view));
+	EXPECT_EQ(peer ? vram : 0, view.peer);
+	if (peer)
+		EXPECT_EQ(vram, view.kind[p2p_peer_kind(self->path)]);
+	EXPECT_EQ(buf->pages - view.peer, view.kind[P2PTEST_PAGE_HOST]);
+	EXPECT_EQ(vram, view.reason[reason]) {
+		TH_LOG("expected %zu pages with reason %s", vram,
+		       p2p_reason_names[reason]);
+	}
+	EXPECT_EQ(buf->pages - vram, view.reason[P2PTEST_REASON_NONE]);
+	EXPECT_EQ(peer ? 0 : vram, p2p_moves(_metadata, &self->gpu, from));
+	EXPECT_EQ(peer ? (long)vram : 0,
+		  p2p_gpu_resident(&self->gpu, buf->p, buf->len));
+}
+
+/*
+ * What VRAM holds at the places of @locs, seen through the BAR: pages 0.. of
+ * @seed. Silent if the kernel does not show it.
+ */
+static inline void p2p_vram_pattern(struct __test_metadata *_metadata,
+				    P2P_SELF *self, const __u64 *locs,
+				    size_t pages, __u64 seed)
+{
+	const unsigned char *vram;
+	size_t i, len;
+
+	vram = p2p_vram_map(self->gpu.id, &len);
+	if (!vram)
+		return;
+	for (i = 0; i < pages; i++) {
+		ASSERT_TRUE(p2p_loc_is_vram(locs[i]));
+		ASSERT_LE(p2p_loc_offset(locs[i]), len - P2P_PAGE);
+		p2p_expect_pattern(_metadata, "VRAM",
+				   vram + p2p_loc_offset(locs[i]), seed,
+				   i * P2P_PAGE, P2P_PAGE);
+	}
+	munmap((void *)vram, len);
+}
+
+/* Ask the system itself, because nobody told */
+static inline enum p2p_expect p2p_probe(struct __test_metadata *_metadata,
+					P2P_SELF *self)
+{
+	struct p2p_view view;
+	struct p2p_buf buf;
+
+	p2p_buf_init(_metadata, self, &buf, 1, 1);
+	p2p_buf_to_vram(_metadata, self, &buf);
+	p2p_buf_nic_read(_metadata, self, &buf, 1);
+	ASSERT_EQ(0, p2p_nic_view(&self->nic, buf.handle, buf.p, buf.len,
+				  &view));
+	p2p_buf_free(_metadata, self, &buf);
+	if (view.kind[P2PTEST_PAGE_BUS_ADDR])
+		return P2P_EXPECT_BUS_ADDR;
+	if (view.kind[P2PTEST_PAGE_HOST_BRIDGE])
+		return P2P_EXPECT_HOST_BRIDGE;
+	ASSERT_EQ(1U, view.reason[P2PTEST_REASON_TOPOLOGY]);
+	return P2P_EXPECT_TOPOLOGY;
+}
+
+FIXTURE_SETUP(p2p)
+{
+	int path = p2p_expect(0);
+
+	self->gpu.fd = -1;
+	self->nic.fd = -1;
+	ASSERT_LE(0, path)
+		TH_LOG("P2PTEST_EXPECT is not understood");
+	if (!p2p_gpu_count())
+		SKIP(return, "no test GPU: no /dev/" P2P_GPU_DRIVER "<N>");
+	if (!p2p_nic_count())
+		SKIP(return, "no test NIC: no /dev/" P2P_NIC_DRIVER "<N>");
+	ASSERT_EQ(0, p2p_gpu_open(&self->gpu, 0));
+	ASSERT_EQ(0, p2p_nic_open(&self->nic, 0));
+
+	ASSERT_EQ(0, p2p_gpu_info(&self->gpu, &self->info));
+	ASSERT_EQ(0U, self->info.pages_used)
+		TH_LOG("something else uses the test GPU");
+	ASSERT_EQ(0, p2p_gpu_inject(&self->gpu, false));
+	ASSERT_EQ(0, p2p_gpu_window(&self->gpu, 0, self->info.vram_size));
+	self->has_p2p = !p2p_policy_set("auto");
+	self->path = path;
+	if (path == P2P_EXPECT_UNKNOWN)
+		self->path = self->has_p2p ? p2p_probe(_metadata, self) :
+					     P2P_EXPECT_NONE;
+	/* Only a kernel without PCI_P2PDMA has no policy */
+	ASSERT_EQ(self->has_p2p, self->path != P2P_EXPECT_NONE);
+}
+
+/*
+ * In the parent: the memory of the process under test has gone by now, and it
+ * runs as well if that process died.
+ */
+FIXTURE_TEARDOWN_PARENT(p2p)
+{
+	struct p2p_gpu gpu;
+
+	if (self->has_p2p)
+		EXPECT_EQ(0, p2p_policy_set("auto"));
+	EXPECT_EQ(0, p2p_gpu_open(&gpu, 0)) {
+		TH_LOG("the test GPU has not come back");
+		return;
+	}
+	EXPECT_EQ(0, p2p_gpu_inject(&gpu, false));
+	EXPECT_EQ(0, p2p_gpu_wait_used(&gpu, 0)) {
+		TH_LOG("pages of VRAM are still in use: %llu",
+		       p2p_info(_metadata, &gpu).pages_used);
+	}
+	EXPECT_EQ(0, p2p_gpu_window(&gpu, self->info.window_start,
+				    self->info.window_size));
+	p2p_gpu_close(&gpu);
+}
+
+#endif /* P2P_FIXTURE_H */

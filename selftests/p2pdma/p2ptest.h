@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * p2ptest.h - what the peer-to-peer DMA tests share: the two test devices, the
+ * kernel's counters, policy and tracepoint, and the data pattern
+ *
+ * It knows how to ask, not what the answer should be: expectations are in the
+ * tests. Functions return 0 or a count if they succeed and a negative errno if
+ * they fail, so that a test can compare with -EPERM and the like.
+ *
+ * Pattern: a stream of 64-bit little-endian words, word i of the stream of a
+ * seed being splitmix64(seed + i), where
+ *
+ *	z = x + 0x9e3779b97f4a7c15
+ *	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9
+ *	z = (z ^ z >> 27) * 0x94d049bb133111eb
+ *	splitmix64(x) = z ^ z >> 31
+ *
+ * Page "index" of a seed is the stream's bytes from index * 4096 on: its word k
+ * (0 to 511) is splitmix64(seed + index * 512 + k).
+ */
+#ifndef P2PTEST_H
+#define P2PTEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <linux/p2ptest.h>
+
+#define P2P_PAGE	4096UL
+#define P2P_HUGE	(2UL << 20)
+#define P2P_MAX_DEVS	4
+#define P2P_POISON	0x5a		/* every byte of freed VRAM */
+
+#define P2P_GPU_DRIVER	"p2ptest_gpu"
+#define P2P_NIC_DRIVER	"p2ptest_nic"
+
+/* Pattern */
+
+void p2p_fill(void *buf, __u64 seed, size_t pos, size_t len);
+/* The first byte that differs from the pattern, or len if none does */
+size_t p2p_compare(const void *buf, __u64 seed, size_t pos, size_t len);
+/* The first byte that is not @byte, or len */
+size_t p2p_compare_byte(const void *buf, unsigned char byte, size_t len);
+
+/* Memory */
+
+/* Anonymous memory, never huge; NULL if there is none */
+void *p2p_alloc(size_t len);
+/* As above, aligned to 2 MiB and as huge pages if the kernel has them */
+void *p2p_alloc_huge(size_t len);
+/* Bytes of the mapping that begins at @addr that a PMD entry maps */
+long p2p_huge_bytes(const void *addr);
+
+/* Test GPU */
+
+struct p2p_gpu {
+	int id;
+	int fd;
+};
+
+int p2p_gpu_count(void);
+int p2p_gpu_open(struct p2p_gpu *gpu, int id);
+void p2p_gpu_close(struct p2p_gpu *gpu);
+int p2p_gpu_info(const struct p2p_gpu *gpu, struct p2ptest_gpu_info *info);
+/* Both return the number of pages that moved */
+long p2p_gpu_to_vram(const struct p2p_gpu *gpu, void *addr, size_t len);
+long p2p_gpu_to_host(const struct p2p_gpu *gpu, void *addr, size_t len);
+/* Both return the number of pages that were reached in VRAM */
+long p2p_gpu_read(const struct p2p_gpu *gpu, const void *addr, void *buf,
+		  size_t len);
+long p2p_gpu_write(const struct p2p_gpu *gpu, void *addr, const void *buf,
+		   size_t len);
+int p2p_gpu_lookup(const struct p2p_gpu *gpu, const void *addr, size_t len,
+		   __u64 *locs);
+/* How many pages of the range are in VRAM, by lookup */
+long p2p_gpu_resident(const struct p2p_gpu *gpu, const void *addr, size_t len);
+int p2p_gpu_window(const struct p2p_gpu *gpu, __u64 start, __u64 size);
+int p2p_gpu_inject(const struct p2p_gpu *gpu, bool bad);
+/* Wait until pages_used is @pages again; -ETIMEDOUT after a minute */
+int p2p_gpu_wait_used(const struct p2p_gpu *gpu, __u64 pages);
+/*
+ * VRAM as the CPU sees it, through the BAR's file in sysfs: what a device reads
+ * and writes there by DMA, without the driver in between. NULL if the kernel
+ * does not allow it.
+ */
+const unsigned char *p2p_vram_map(int id, size_t *len);
+
+/* VRAM offset of a location that p2p_gpu_lookup() gave */
+static inline bool p2p_loc_is_vram(__u64 loc)
+{
+	return loc < P2PTEST_LOC_OTHER;
+}
+
+static inline __u64 p2p_loc_offset(__u64 loc)
+{
+	return loc & ~P2PTEST_LOC_RDONLY;
+}
+
+/* Test NIC */
+
+struct p2p_nic {
+	int id;
+	int fd;
+};
+
+int p2p_nic_count(void);
+int p2p_nic_open(struct p2p_nic *nic, int id);
+void p2p_nic_close(struct p2p_nic *nic);
+int p2p_nic_reg(const struct p2p_nic *nic, const void *addr, size_t len,
+		__u32 flags, __u32 *handle);
+int p2p_nic_dereg(const struct p2p_nic *nic, __u32 handle);
+/*
+ * Memory to @buf, and @buf to memory, by DMA. @xfer, if not NULL, receives
+ * what the driver reports, also after an error.
+ */
+int p2p_nic_read(const struct p2p_nic *nic, __u32 handle, const void *addr,
+		 void *buf, size_t len, struct p2ptest_nic_xfer *xfer);
+int p2p_nic_write(const struct p2p_nic *nic, __u32 handle, void *addr,
+		  const void *buf, size_t len, struct p2ptest_nic_xfer *xfer);
+int p2p_nic_query(const struct p2p_nic *nic, __u32 handle, const void *addr,
+		  size_t len, struct p2ptest_nic_page *pages);
+
+static inline bool p2p_kind_is_peer(unsigned int kind)
+{
+	return kind == P2PTEST_PAGE_BUS_ADDR ||
+	       kind == P2PTEST_PAGE_HOST_BRIDGE;
+}
+
+/* How pages of a range are reached, counted */
+struct p2p_view {
+	unsigned long kind[P2PTEST_PAGE_HOST_BRIDGE + 1];
+	unsigned long reason[P2PTEST_REASON_MAX];
+	unsigned long writable;
+	unsigned long peer;	/* of either kind */
+};
+
+int p2p_nic_view(const struct p2p_nic *nic, __u32 handle, const void *addr,
+		 size_t len, struct p2p_view *view);
+
+/* What the kernel offers to administrators: counters, policy, tracepoint */
+
+/* Names by P2PTEST_REASON_*, as the counters and the tracepoint have them */
+extern const char *const p2p_reason_names[P2PTEST_REASON_MAX];
+
+struct p2p_stats {
+	__u64 pages[P2PTEST_REASON_MAX];
+};
+
+int p2p_stats_read(struct p2p_stats *stats);
+/* Change @from to what was counted since it was read */
+int p2p_stats_since(struct p2p_stats *from);
+
+int p2p_policy_get(char *word, size_t size);
+int p2p_policy_set(const char *word);
+
+/* A tracing instance of its own: other users of tracing are not disturbed */
+struct p2p_trace {
+	char dir[96];
+};
+
+int p2p_trace_start(struct p2p_trace *trace);
+/*
+ * Count pages by result in the events of the PCI device @dev that touch the
+ * range since the start; 0, or -EBADMSG if an event cannot be understood
+ */
+int p2p_trace_count(const struct p2p_trace *trace, const char *dev,
+		    const void *addr, size_t len,
+		    __u64 pages[P2PTEST_REASON_MAX]);
+void p2p_trace_stop(const struct p2p_trace *trace);
+
+/* Devices and drivers */
+
+#define P2P_PCI_NAME	16	/* "0000:03:00.0" */
+
+/* PCI name of a device by driver and number */
+int p2p_pci_name(const char *driver, int id, char name[P2P_PCI_NAME]);
+int p2p_pci_unbind(const char *driver, const char *name);
+/* Bind, and wait until device node @id of the driver is there */
+int p2p_pci_bind(const char *driver, const char *name, int id);
+/* Start and end (exclusive) of a memory BAR */
+int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end);
+/* Does an IOMMU translate the device's addresses? */
+bool p2p_pci_translated(const char *name);
+/* First physical address above every byte of RAM */
+int p2p_ram_end(__u64 *end);
+
+/* Load from directory $P2PTEST_MODDIR; -ENOENT if that is not set */
+int p2p_module_load(const char *name, const char *params);
+int p2p_module_unload(const char *name);
+
+/* What the topology allows, as whoever started the guest knows it */
+enum p2p_expect {
+	P2P_EXPECT_UNKNOWN,	/* nobody said */
+	P2P_EXPECT_NONE,	/* the kernel has no PCI_P2PDMA */
+	P2P_EXPECT_TOPOLOGY,	/* no path */
+	P2P_EXPECT_BUS_ADDR,	/* below a common switch */
+	P2P_EXPECT_HOST_BRIDGE,	/* through the host bridge */
+};
+
+/*
+ * From environment variable P2PTEST_EXPECT: none, topology, bus_addr or
+ * host_bridge, or a list of these with commas, one for each GPU. The last one
+ * goes for all further GPUs. -EINVAL if it is set to something else.
+ */
+int p2p_expect(int gpu);
+
+/* Sleep; never spin, because emulated time may only pass when CPUs are idle */
+void p2p_sleep_ms(unsigned int ms);
+
+#endif /* P2PTEST_H */
