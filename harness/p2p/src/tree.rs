@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::export;
 use crate::git::{ask, commit, git};
 use crate::paths::Paths;
-use crate::proc::{capture, output, tail};
+use crate::proc::{capture, tail};
 use crate::series::{Series, git_dir};
 use crate::setup;
 use crate::ui::Ui;
@@ -37,7 +37,6 @@ pub struct Tree {
 /// What was in step when the tree was last made or exported.
 #[derive(Serialize, Deserialize)]
 struct State {
-    source: String,
     base: String,
     tip: String,
     digest: String,
@@ -54,20 +53,30 @@ pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
         create(paths, ui)?;
     }
     let mut tree = open(paths)?;
-    let mut state = read_state(&dir);
-    if let Some(kdir) = &paths.kdir {
-        follow(&mut tree, kdir, ui)?;
-    }
+    let head = match &paths.kdir {
+        Some(kdir) => users_head(kdir, ui)?,
+        None => None,
+    };
+    let moved = head.as_ref().is_some_and(|head| *head != tree.base);
 
-    let in_step = |state: &State| state.tip == tree.tip && state.base == tree.base;
-    if tree.tip != tree.base && !state.as_ref().is_some_and(in_step) {
+    let state = read_state(&dir);
+    let in_step = state
+        .as_ref()
+        .is_some_and(|state| state.tip == tree.tip && state.base == tree.base);
+    let patches_are_old = state
+        .as_ref()
+        .is_some_and(|state| state.digest == series.digest);
+    if in_step && patches_are_old && !moved {
+        return Ok(tree);
+    }
+    if !in_step && tree.tip != tree.base {
         // Somebody has worked in the tree, or it is older than its state.
         if export::same_patches(&tree, &series)? {
-            state = Some(tree.note(&series)?);
-        } else if state
-            .as_ref()
-            .is_some_and(|state| state.digest == series.digest && state.base == tree.base)
-        {
+            tree.remember(&series)?;
+            if !moved {
+                return Ok(tree);
+            }
+        } else if patches_are_old && !moved {
             ui.say(format!(
                 "note: {} has commits that patches/ does not have; `make export` writes them",
                 paths.short(&dir)
@@ -82,10 +91,13 @@ pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
             );
         }
     }
-    if state.is_some_and(|state| in_step(&state) && state.digest == series.digest) {
-        return Ok(tree);
+    refuse_changes(&tree, paths)?;
+    if let (true, Some(kdir), Some(head)) = (moved, &paths.kdir, head) {
+        ask(&dir, &["fetch", "-q", &kdir.to_string_lossy(), "HEAD"])?;
+        tree.source = ask(&dir, &["log", "-1", "--format=%s", &head])?;
+        tree.base = head;
     }
-    rebuild(&mut tree, &series, paths, ui)?;
+    rebuild(&mut tree, &series, ui)?;
     Ok(tree)
 }
 
@@ -115,18 +127,13 @@ pub fn open(paths: &Paths) -> Result<Tree> {
 impl Tree {
     /// Notes that tree and patches/ are in step.
     pub fn remember(&self, series: &Series) -> Result<()> {
-        self.note(series).map(drop)
-    }
-
-    fn note(&self, series: &Series) -> Result<State> {
         let state = State {
-            source: self.source.clone(),
             base: self.base.clone(),
             tip: self.tip.clone(),
             digest: series.digest.clone(),
         };
         fs::write(state_file(&self.dir)?, serde_json::to_string(&state)?)?;
-        Ok(state)
+        Ok(())
     }
 
     /// A second work tree that has the base alone.
@@ -151,16 +158,20 @@ impl Tree {
     }
 }
 
-fn rebuild(tree: &mut Tree, series: &Series, paths: &Paths, ui: &Ui) -> Result<()> {
-    let short = paths.short(&tree.dir);
+fn refuse_changes(tree: &Tree, paths: &Paths) -> Result<()> {
     let changed = ask(&tree.dir, &["status", "--porcelain", "-uno"])?;
     if !changed.is_empty() {
         bail!(
-            "{short} has changes that are not committed:\n{}\n\
-             Commit them and `make export`, or drop them: git -C {short} reset --hard",
+            "{0} has changes that are not committed:\n{1}\n\
+             Commit them and `make export`, or drop them: git -C {0} reset --hard",
+            paths.short(&tree.dir),
             tail(&changed, 10)
         );
     }
+    Ok(())
+}
+
+fn rebuild(tree: &mut Tree, series: &Series, ui: &Ui) -> Result<()> {
     let step = ui.step(format!(
         "tree: {} patches on {}",
         series.patches.len(),
@@ -169,6 +180,8 @@ fn rebuild(tree: &mut Tree, series: &Series, paths: &Paths, ui: &Ui) -> Result<(
     tree.tip = series.apply(&tree.dir, &tree.base, |patch| {
         step.at(patch.file_name().unwrap_or_default().to_string_lossy());
     })?;
+    // No branch moves before all of it has applied.
+    ask(&tree.dir, &["branch", "--quiet", "-f", "base", &tree.base])?;
     ask(
         &tree.dir,
         &["checkout", "--quiet", "-B", "series", &tree.tip],
@@ -311,40 +324,19 @@ fn strip_packaging(gitignore: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Moves `base` to where the user's tree is now.
-fn follow(tree: &mut Tree, kdir: &Path, ui: &Ui) -> Result<()> {
+/// The commit that the user's tree is at, if it is a repository.
+fn users_head(kdir: &Path, ui: &Ui) -> Result<Option<String>> {
     let Some(head) = commit(kdir, "HEAD") else {
-        return Ok(());
+        return Ok(None);
     };
-    if !ask(
-        kdir,
-        &["--no-optional-locks", "status", "--porcelain", "-uno"],
-    )?
-    .is_empty()
-    {
+    let status = ["--no-optional-locks", "status", "--porcelain", "-uno"];
+    if !ask(kdir, &status)?.is_empty() {
         ui.say(format!(
             "note: {} has changes that are not committed; its HEAD is used",
             kdir.display()
         ));
     }
-    if head == tree.base {
-        return Ok(());
-    }
-    let (fetched, _, err) = output(&mut git(
-        &tree.dir,
-        &["fetch", "-q", &kdir.to_string_lossy(), "HEAD"],
-    ))?;
-    if !fetched.success() {
-        bail!("{}: {}", kdir.display(), tail(&err, 5));
-    }
-    let no_series = tree.tip == tree.base;
-    ask(&tree.dir, &["branch", "-f", "base", &head])?;
-    tree.base.clone_from(&head);
-    if no_series {
-        ask(&tree.dir, &["checkout", "-q", "-B", "series", &head])?;
-        tree.tip = head;
-    }
-    Ok(())
+    Ok(Some(head))
 }
 
 fn state_file(dir: &Path) -> Result<PathBuf> {
@@ -370,3 +362,6 @@ pub fn need_space(dir: &Path, bytes: u64) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
