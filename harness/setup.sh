@@ -18,6 +18,8 @@ kernel='clang-19 lld-19 llvm-19 libclang-19-dev gcc libc6-dev make git perl
 # The tool, the virtual machines, and what unpacks the base.
 tool='cargo-web rust-web-clippy qemu-system-x86 python3-venv xz-utils zstd
 	util-linux coreutils ca-certificates'
+# checkpatch.pl, for spdxcheck.py.
+style='python3-ply python3-git'
 
 die() {
 	printf 'setup: %s\n' "$@" >&2
@@ -26,9 +28,9 @@ die() {
 
 missing_packages() {
 	# shellcheck disable=SC2086
-	there=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $kernel $tool 2>/dev/null |
+	there=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $kernel $tool $style 2>/dev/null |
 		sed -n 's/ installed$//p')
-	for package in $kernel $tool; do
+	for package in $kernel $tool $style; do
 		case "
 $there
 " in

@@ -144,26 +144,32 @@ pub fn drift(paths: &Paths, tree: &Tree) -> Result<Outcome> {
 /// that is the one thing that may be missing.
 fn checkpatch(paths: &Paths, tree: &Tree) -> Result<Vec<Outcome>> {
     let series = Series::read(&paths.root)?;
+    if series.patches.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut command = Command::new("perl");
+    command
+        .current_dir(&tree.dir)
+        .args(["scripts/checkpatch.pl", "--strict", "--no-signoff"])
+        .args(["--quiet", "--no-summary", "--terse"])
+        .args(&series.patches);
+    let (_, out, err) = output(&mut command)?;
+    let mut said: Vec<&str> = out.lines().chain(err.lines()).collect();
+    said.retain(|line| !line.trim().is_empty());
     let mut outcomes = Vec::new();
     for patch in &series.patches {
         let name = patch.file_name().unwrap_or_default().to_string_lossy();
-        let mut command = Command::new("perl");
-        command
-            .current_dir(&tree.dir)
-            .args([
-                "scripts/checkpatch.pl",
-                "--strict",
-                "--quiet",
-                "--no-signoff",
-                "--no-summary",
-                "--terse",
-            ])
-            .arg(patch);
-        let (_, out, err) = output(&mut command)?;
-        let said = format!("{out}{err}");
-        let trouble = (!said.trim().is_empty()).then(|| tail(&said, 20));
+        let about = format!("{}:", patch.display());
+        let (of_it, others) = said.iter().partition(|line| line.starts_with(&about));
+        said = others;
+        let of_it: Vec<&str> = of_it;
+        let of_it: Vec<_> = of_it.iter().map(|line| &line[about.len()..]).collect();
+        let trouble = (!of_it.is_empty()).then(|| of_it.join("\n"));
         outcomes.push(Outcome::unless("checkpatch", &name, trouble));
     }
+    // What names no patch: it could not work, or looks at all of them.
+    let trouble = (!said.is_empty()).then(|| tail(&said.join("\n"), 20));
+    outcomes.push(Outcome::unless("checkpatch", "checkpatch itself", trouble));
     Ok(outcomes)
 }
 
