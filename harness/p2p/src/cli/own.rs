@@ -141,7 +141,8 @@ pub fn drift(paths: &Paths, tree: &Tree) -> Result<Outcome> {
 }
 
 /// The kernel's own style check, on each patch. Who sends a patch signs it off:
-/// that is the one thing that may be missing.
+/// that is the one thing that may be missing. Whether MAINTAINERS covers a new
+/// file is a question it always asks.
 fn checkpatch(paths: &Paths, tree: &Tree) -> Result<Vec<Outcome>> {
     let series = Series::read(&paths.root)?;
     if series.patches.is_empty() {
@@ -152,6 +153,9 @@ fn checkpatch(paths: &Paths, tree: &Tree) -> Result<Vec<Outcome>> {
         .current_dir(&tree.dir)
         .args(["scripts/checkpatch.pl", "--strict", "--no-signoff"])
         .args(["--quiet", "--no-summary", "--terse"])
+        .args(["--ignore", "FILE_PATH_CHANGES"])
+        // Its Python modules are the distribution's.
+        .env("PATH", "/usr/bin:/bin")
         .args(&series.patches);
     let (_, out, err) = output(&mut command)?;
     let mut said: Vec<&str> = out.lines().chain(err.lines()).collect();
