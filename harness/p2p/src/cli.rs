@@ -1,7 +1,7 @@
 //! The commands behind the Makefile's targets.
 
 use std::fs::{self, File, TryLockError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -112,6 +112,7 @@ pub fn run() -> Result<Verdict> {
     if options.jobs == Some(0) {
         bail!(Usage("J=0: at least one job at a time".into()));
     }
+    let qemu = options.qemu.as_deref().map(program).transpose()?;
     let paths = Paths::new(
         &options.root,
         options.kdir.as_deref(),
@@ -122,8 +123,24 @@ pub fn run() -> Result<Verdict> {
         options,
         ui: &Ui::new(options.verbose),
         paths: &paths,
+        qemu,
     }
     .command(&cli.command)
+}
+
+/// A program by its path, or by its name as a shell finds it.
+fn program(name: &Path) -> Result<PathBuf> {
+    let found = if name.components().count() > 1 {
+        std::path::absolute(name).ok()
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path)
+            .map(|dir| dir.join(name))
+            .find(|file| file.is_file())
+    };
+    found
+        .filter(|file| file.is_file())
+        .ok_or_else(|| Usage(format!("{}: no such program", name.display())).into())
 }
 
 /// Two runs in one repository would overwrite each other's work.
@@ -141,6 +158,7 @@ struct Run<'a> {
     options: &'a Options,
     ui: &'a Ui,
     paths: &'a Paths,
+    qemu: Option<PathBuf>,
 }
 
 impl Run<'_> {
@@ -227,7 +245,7 @@ impl Run<'_> {
             paths: self.paths,
             ui: self.ui,
             tools,
-            qemu: self.options.qemu.as_deref(),
+            qemu: self.qemu.as_deref(),
             machine: &topologies.machine,
         }
     }
@@ -409,5 +427,25 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_by_path_and_by_name() {
+        assert!(program(Path::new("sh")).unwrap().is_absolute());
+        assert_eq!(program(Path::new("/bin/sh")).unwrap(), Path::new("/bin/sh"));
+        for name in ["p2p-no-such-program", "./p2p-no-such-program"] {
+            let error = program(Path::new(name)).unwrap_err();
+            assert!(error.downcast_ref::<Usage>().is_some());
+        }
+    }
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
     }
 }

@@ -178,7 +178,9 @@ impl Job<'_> {
         let mut append = Vec::new();
         if let Some(filter) = &self.spec.kunit {
             append.push("kunit.enable=1".to_owned());
-            append.push(format!("kunit.filter_glob={filter}"));
+            if filter != "*" {
+                append.push(format!("kunit.filter_glob={filter}"));
+            }
         }
         let programs = match &self.spec.from {
             Some(name) => Built::at(paths, name),
