@@ -1,0 +1,309 @@
+//! What each command does, from the parts that do it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use ktap::Status;
+
+use super::{Command, Options, own};
+use crate::demo;
+use crate::export;
+use crate::kernel::build::{Builder, Compiler};
+use crate::kernel::{Built, Kernels};
+use crate::outcome::{Verdict, status, status_of};
+use crate::paths::Paths;
+use crate::plan::{Job, Only, Plan, kernels_for, run_all};
+use crate::proc;
+use crate::report::{Outcome, Report};
+use crate::series::Series;
+use crate::setup;
+use crate::shell;
+use crate::topology::Topologies;
+use crate::tree;
+use crate::ui::{Ui, seconds};
+use crate::vm::Booter;
+
+/// A command with what it needs.
+pub struct Run<'a> {
+    /// What the user chose.
+    pub options: &'a Options,
+    /// Progress.
+    pub ui: &'a Ui,
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// `QEMU=`
+    pub qemu: Option<PathBuf>,
+}
+
+impl Run<'_> {
+    /// Carries it out.
+    pub fn command(&self, command: &Command) -> Result<Verdict> {
+        let (paths, ui) = (self.paths, self.ui);
+        match command {
+            Command::Setup => {
+                setup::tools(paths, ui)?;
+                if paths.kdir.is_none() {
+                    setup::base(paths, ui)?;
+                }
+                ui.say("set up");
+            }
+            Command::Tree => {
+                let tree = tree::ensure(paths, ui)?;
+                ui.say(format!("{}: {}", paths.short(&tree.dir), tree.source));
+            }
+            Command::Export => self.export()?,
+            Command::Drift => {
+                let outcome = own::drift(paths, &tree::ensure(paths, ui)?)?;
+                if outcome.status == Status::Failed {
+                    println!("{}", outcome.reason);
+                    return Ok(Verdict::Failed);
+                }
+                ui.say("patches/, the tree and the mirrors are the same");
+            }
+            Command::Build { kernels } => {
+                let all = Kernels::read(&paths.root)?;
+                let names = match kernels.len() {
+                    0 => all.names(),
+                    _ => kernels.iter().map(String::as_str).collect(),
+                };
+                self.build(&all, &names)?;
+            }
+            Command::Demo { only } => return self.demo(&Only::new(only.as_deref())),
+            Command::Test { only } => return self.test(&Only::new(only.as_deref())),
+            Command::Shell { only } => self.shell(only.as_deref().unwrap_or("switch"))?,
+            Command::Clean => self.clean()?,
+        }
+        Ok(Verdict::Passed)
+    }
+
+    fn export(&self) -> Result<()> {
+        let tree = tree::open(self.paths)?;
+        let series = Series::read(&self.paths.root)?;
+        let changes = export::write(&self.paths.root, &tree, &series)?;
+        tree.remember(&Series::read(&self.paths.root)?)?;
+        for change in &changes {
+            self.ui.say(format!("wrote   {change}"));
+        }
+        if changes.is_empty() {
+            self.ui.say("nothing to export: all of it is there");
+        }
+        Ok(())
+    }
+
+    fn build(&self, kernels: &Kernels, names: &[&str]) -> Result<setup::Tools> {
+        for name in names {
+            kernels.get(name)?;
+        }
+        let tools = setup::tools(self.paths, self.ui)?;
+        let tree = tree::ensure(self.paths, self.ui)?;
+        Builder {
+            paths: self.paths,
+            ui: self.ui,
+            tools: &tools,
+            tree: &tree,
+            compiler: &Compiler {
+                llvm: self.options.llvm.clone(),
+                cc: self.options.cc.clone(),
+            },
+            jobs: self.jobs(),
+        }
+        .all(kernels, names)?;
+        Ok(tools)
+    }
+
+    fn jobs(&self) -> usize {
+        self.options.jobs.unwrap_or_else(setup::processors)
+    }
+
+    fn booter<'b>(&'b self, tools: &'b setup::Tools, topologies: &'b Topologies) -> Booter<'b> {
+        Booter {
+            paths: self.paths,
+            ui: self.ui,
+            tools,
+            qemu: self.qemu.as_deref(),
+            machine: &topologies.machine,
+        }
+    }
+
+    fn demo(&self, only: &Only) -> Result<Verdict> {
+        let topologies = Topologies::read(&self.paths.root)?;
+        let names: Vec<_> = topologies.all().iter().map(|t| t.name.clone()).collect();
+        only.check(&names)?;
+        let picked: Vec<_> = topologies.all();
+        let picked: Vec<_> = picked.into_iter().filter(|t| only.picks(&t.name)).collect();
+        let kernels = Kernels::read(&self.paths.root)?;
+        let needed: Vec<_> = kernels
+            .names()
+            .into_iter()
+            .filter(|name| picked.iter().any(|t| t.kernel == *name))
+            .collect();
+        let tools = self.build(&kernels, &needed)?;
+        let booter = self.booter(&tools, &topologies);
+        let limit = Duration::from_secs(300);
+        let found = Mutex::new(Vec::new());
+        let jobs: Vec<_> = picked.iter().enumerate().collect();
+        run_all(jobs, self.jobs(), |(number, topology)| {
+            let name = format!("demo/{}", topology.name);
+            let kernel = Built::at(self.paths, &topology.kernel);
+            let (rows, ran) = demo::play(&booter, &name, &kernel, topology, limit)?;
+            let log = self.paths.short(&ran.dir.join("console.log"));
+            self.ui.say(format!(
+                "{name}: {} ({}, log: {log})",
+                topology.summary,
+                seconds(ran.time)
+            ));
+            found
+                .lock()
+                .expect("no panic holds it")
+                .push((number, rows));
+            Ok(())
+        })?;
+        let mut found = found.into_inner().expect("no panic holds it");
+        found.sort_by_key(|(number, _)| *number);
+        let rows: Vec<_> = found.into_iter().flat_map(|(_, rows)| rows).collect();
+        fs::create_dir_all(self.paths.results())?;
+        fs::write(
+            self.paths.results().join("demo.json"),
+            serde_json::to_string_pretty(&rows)?,
+        )?;
+        println!("\n{}", demo::table(&rows));
+        let mut verdict = Verdict::Passed;
+        for row in &rows {
+            if let Some(trouble) = &row.trouble {
+                verdict = Verdict::Failed;
+                println!(
+                    "\nFAILED {}, {}:\n{}\n    to repeat: make demo ONLY={}",
+                    row.topology,
+                    row.scenario,
+                    crate::vm::indent(trouble),
+                    row.topology
+                );
+            }
+        }
+        Ok(verdict)
+    }
+
+    fn test(&self, only: &Only) -> Result<Verdict> {
+        let status_file = self.paths.results().join("status");
+        fs::create_dir_all(self.paths.results())?;
+        let _ = fs::remove_file(&status_file);
+        let start = Instant::now();
+        let report = Mutex::new(Report::default());
+        let result = self.test_all(only, &report);
+        let report = report.into_inner().expect("no panic holds it");
+        let result = result.map(|()| match report.count(Status::Failed) {
+            0 => Verdict::Passed,
+            _ => Verdict::Failed,
+        });
+        let usage = status_of(&result) == status::USAGE;
+        fs::write(&status_file, status_of(&result).to_string())?;
+        if !usage && !proc::interrupted() {
+            report.write(&self.paths.results(), start.elapsed())?;
+            print!("{}", report.tell());
+            println!(
+                "results: {} ({})",
+                self.paths.short(&self.paths.results()),
+                seconds(start.elapsed())
+            );
+            if let Err(error) = &result {
+                println!("not everything could be run: {error:#}");
+            }
+            println!("{}", report.closing_line());
+        }
+        result
+    }
+
+    fn test_all(&self, only: &Only, report: &Mutex<Report>) -> Result<()> {
+        let root = &self.paths.root;
+        let topologies = Topologies::read(root)?;
+        let kernels = Kernels::read(root)?;
+        let plan = Plan::read(root)?;
+        let jobs = plan.jobs(&topologies)?;
+        let mut names: Vec<_> = own::NAMES.iter().map(|name| (*name).to_owned()).collect();
+        names.extend(jobs.iter().map(|job| job.name.clone()));
+        only.check(&names)?;
+
+        let add = |outcomes: Vec<Outcome>| {
+            report
+                .lock()
+                .expect("no panic holds it")
+                .outcomes
+                .extend(outcomes);
+        };
+        let tree = tree::ensure(self.paths, self.ui)?;
+        for name in own::NAMES {
+            if only.picks(name) {
+                add(own::run(name, self.paths, self.ui, &tree)?);
+            }
+        }
+
+        let mut picked = Vec::new();
+        for job in jobs.iter().filter(|job| only.picks(&job.name)) {
+            if tree.tip == tree.base && job.needs_series(&kernels)? {
+                add(vec![Outcome::skipped(
+                    &job.name,
+                    "all",
+                    "patches/ is empty",
+                )]);
+            } else {
+                picked.push(job);
+            }
+        }
+        let jobs = picked;
+        let tools = self.build(&kernels, &kernels_for(&jobs, &kernels))?;
+        let booter = self.booter(&tools, &topologies);
+        run_all(jobs, self.jobs(), |job: &Job<'_>| {
+            let start = Instant::now();
+            let outcomes = job.run(&booter, self.paths)?;
+            let part = Report { outcomes };
+            self.ui.say(format!(
+                "{}: {} ({})",
+                job.name,
+                part.closing_line(),
+                seconds(start.elapsed())
+            ));
+            add(part.outcomes);
+            Ok(())
+        })?;
+        let mut report = report.lock().expect("no panic holds it");
+        for same in &plan.same {
+            let outcome = same.compare(&report.outcomes);
+            report.outcomes.extend(outcome);
+        }
+        Ok(())
+    }
+
+    fn shell(&self, name: &str) -> Result<()> {
+        let topologies = Topologies::read(&self.paths.root)?;
+        let topology = topologies.get(name)?;
+        let kernels = Kernels::read(&self.paths.root)?;
+        let tools = self.build(&kernels, &[topology.kernel.as_str()])?;
+        shell::run(&self.booter(&tools, &topologies), self.paths, topology)
+    }
+
+    /// Kernels that were built, machines and results; not the trees.
+    fn clean(&self) -> Result<()> {
+        let mut dirs = vec![
+            self.paths.results(),
+            self.paths.build().join("run"),
+            self.paths.build().join("logs"),
+        ];
+        for name in Kernels::read(&self.paths.root)?.names() {
+            let dir = Built::at(self.paths, name).dir;
+            for entry in fs::read_dir(&dir).into_iter().flatten() {
+                dirs.push(entry?.path());
+            }
+        }
+        for dir in dirs {
+            if dir.is_dir() && !dir.is_symlink() {
+                fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+            } else if dir.exists() || dir.is_symlink() {
+                fs::remove_file(&dir).with_context(|| dir.display().to_string())?;
+            }
+        }
+        Ok(())
+    }
+}
