@@ -60,7 +60,11 @@ impl<'bound> Gpu<'bound> {
     ) -> Result<impl PinInit<Self, Error> + 'bound> {
         let size = usize::try_from(pdev.resource_len(VRAM_BAR)?)?;
         if size == 0 || size % CHUNK_SIZE != 0 {
-            dev_err!(pdev, "the memory is no multiple of {:#x} bytes\n", CHUNK_SIZE);
+            dev_err!(
+                pdev,
+                "the memory is no multiple of {:#x} bytes\n",
+                CHUNK_SIZE
+            );
             return Err(EINVAL);
         }
 

@@ -2,12 +2,12 @@
 
 //! Test NIC: DMA to the memory of a process by user address, on QEMU's `edu` device.
 //!
-//! It does what an RDMA NIC does with on-demand paging, as far as the kernel is concerned. A process
-//! registers a range of its addresses, a *memory region*, without anything being pinned. When the
-//! NIC is told to read or write there, it faults the pages in, asking for peer addresses where they
-//! are in the memory of another device, maps them for DMA, and reuses the mappings until the
-//! kernel invalidates them. It has no network: what it reads goes to the caller's buffer, what it
-//! writes comes from there. The bytes pass through a buffer inside the device in between, so it
+//! It does what an RDMA NIC does with on-demand paging, as far as the kernel is concerned. A
+//! process registers a range of its addresses, a *memory region*, without anything being pinned.
+//! When the NIC is told to read or write there, it faults the pages in, asking for peer addresses
+//! where they are in the memory of another device, maps them for DMA, and reuses the mappings until
+//! the kernel invalidates them. It has no network: what it reads goes to the caller's buffer, what
+//! it writes comes from there. The bytes pass through a buffer inside the device in between, so it
 //! really was the device which accessed the memory.
 //!
 //! It exists to test the peer-to-peer support of `hmm_range_fault()`. It is not an example of a
@@ -23,8 +23,8 @@
 //!
 //! [`nic::Nic`] has everything that ends when the device is unbound: the registers and all regions
 //! of all processes. Files can outlive it, so they reach it through a [`Gate`](kernel::sync::gate).
-//! A region is ended by the process or by unbinding the device, whichever is first. That removes its
-//! notifier, unmaps its pages, and frees its page table, in this order.
+//! A region is ended by the process or by unbinding the device, whichever is first. That removes
+//! its notifier, unmaps its pages, and frees its page table, in this order.
 //!
 //! # Locks
 //!
@@ -32,9 +32,9 @@
 //!
 //! - The gate, for a whole call.
 //! - The engine's mutex, for a chunk of a transfer. Nobody who holds it touches user memory.
-//! - A region's mutex, the *user lock* in terms of [`kernel::mm::notifier`]. Held while its pages are
-//!   mapped and while the device uses them, so an invalidation, which takes it, waits for the DMA in
-//!   flight. As invalidations happen in memory reclaim, nobody who holds it allocates memory.
+//! - A region's mutex, the *user lock* in terms of [`kernel::mm::notifier`]. Held while its pages
+//!   are mapped and while the device uses them, so an invalidation, which takes it, waits for the
+//!   DMA in flight. As invalidations happen in memory reclaim, nobody who holds it may reclaim.
 //!
 //! The mutex of the list of regions is not held together with these two.
 
@@ -147,7 +147,7 @@ module! {
     params: {
         dma_bits: u32 {
             default: 64,
-            description: "Bits of a DMA address that the device supports, as in its dma_mask property",
+            description: "Bits of a DMA address that the device supports, like its dma_mask",
         },
     },
 }

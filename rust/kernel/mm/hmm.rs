@@ -258,7 +258,8 @@ impl PfnBuf {
         self.host_only.fill(false);
     }
 
-    /// Makes further faults ask for host memory for page `index`, whatever [`Request::try_p2p`] says.
+    /// Makes further faults ask for host memory for page `index`, whatever [`Request::try_p2p`]
+    /// says.
     ///
     /// For a page whose alias turned out to be of no use. The other pages are not affected.
     /// `reason` is what [`Valid::p2p_result`] is going to report.
@@ -401,7 +402,8 @@ impl<T: Ops> Faulted<'_, T> {
 ///
 /// # Invariants
 ///
-/// - `pfns` was stored by a successful range fault, and nothing that it reports changes during `'a`.
+/// - `pfns` was stored by a successful range fault, and nothing that it reports changes during
+///   `'a`.
 /// - `results` has the same length as `pfns`.
 #[derive(Clone, Copy)]
 pub struct Valid<'a> {
@@ -464,8 +466,8 @@ pub enum Pfn<'a> {
 impl Pfn<'_> {
     /// # Safety
     ///
-    /// `raw` must be an element of `hmm_range.hmm_pfns` after a successful range fault, and hold for
-    /// the returned lifetime.
+    /// `raw` must be an element of `hmm_range.hmm_pfns` after a successful range fault, and hold
+    /// for the returned lifetime.
     unsafe fn from_raw(raw: usize) -> Self {
         // INVARIANT: The caller guarantees that `raw` holds. The flags tell the kind.
         if raw & ERROR != 0 {
@@ -528,9 +530,9 @@ impl HostPfn<'_> {
     /// Fails with [`EINVAL`] if that is not within the page.
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
         self.with_bytes(offset, dst.len(), |bytes| {
-            // SAFETY: `bytes` and `dst` are both valid for as many bytes as `dst` has, and distinct:
-            // `dst` is a mutable reference to kernel memory. The copy is made by C code, for which
-            // it is no undefined behaviour that the process changes its memory.
+            // SAFETY: `bytes` and `dst` are both valid for as many bytes as `dst` has, and
+            // distinct: `dst` is a mutable reference to kernel memory. The copy is made by C code,
+            // for which it is no undefined behaviour that the process changes its memory.
             unsafe { bindings::memcpy(dst.as_mut_ptr().cast(), bytes, dst.len()) };
         })
     }

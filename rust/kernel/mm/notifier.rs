@@ -125,10 +125,10 @@ pub trait Ops: Sync {
     /// device, nor anyone who found it through the notifier before. To get it back, it has to be
     /// looked up again, which waits until the change is complete.
     ///
-    /// This may sleep if [`inv.blockable()`](Invalidation::blockable), but it runs with locks of the
-    /// memory management held and possibly within memory reclaim. So neither here nor anywhere else
-    /// under the user lock may anything allocate memory with `GFP_KERNEL`, access user memory, or
-    /// wait for someone who does.
+    /// This may sleep if [`inv.blockable()`](Invalidation::blockable), but it runs with locks of
+    /// the memory management held and possibly within memory reclaim. So neither here nor anywhere
+    /// else under the user lock may anything allocate memory with `GFP_KERNEL`, access user memory,
+    /// or wait for someone who does.
     ///
     /// If it must not sleep and would have to, it returns [`WouldBlock`] and changes nothing. The
     /// kernel then gives the change up or tries later. [`WouldBlock`] from a call that may sleep is
@@ -263,7 +263,8 @@ pub struct SeqSet<'a>(PhantomData<fn(&'a ()) -> &'a ()>);
 /// # Invariants
 ///
 /// - `inner` is inserted, with `VTABLE`, for the addresses `range`, until [`Drop`].
-/// - `inner` is embedded in `Self`, and `data` and `range` are initialised as long as it is inserted.
+/// - `inner` is embedded in `Self`, and `data` and `range` are initialised as long as it is
+///   inserted.
 #[pin_data(PinnedDrop)]
 pub struct IntervalNotifier<T: Ops> {
     #[pin]
@@ -337,10 +338,10 @@ impl<T: Ops> IntervalNotifier<T> {
                 // SAFETY:
                 // - `slot` is valid for writes, pinned, and removed in `Drop` before it is freed.
                 // - `mm` is valid and has users.
-                // - The callback of `VTABLE` may run from now on. `slot` is embedded in `Self`, whose
-                //   other fields are initialised.
-                // - The caller guarantees that the callback is not called after anything that `data`
-                //   borrows ended.
+                // - The callback of `VTABLE` may run from now on. `slot` is embedded in `Self`,
+                //   whose other fields are initialised.
+                // - The caller guarantees that the callback is not called after anything that
+                //   `data` borrows ended.
                 to_result(unsafe {
                     bindings::mmu_interval_notifier_insert(
                         slot,

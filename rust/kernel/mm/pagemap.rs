@@ -433,7 +433,8 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
     /// Called by the C side only: `folio` must be a folio of a `PageMap<'_, T>` that was just freed.
     unsafe extern "C" fn folio_free_callback(folio: *mut bindings::folio) {
         // SAFETY: `folio` is valid by the safety requirements.
-        let (page, order) = unsafe { (bindings::folio_page(folio, 0), bindings::folio_order(folio)) };
+        let (page, order) =
+            unsafe { (bindings::folio_page(folio, 0), bindings::folio_order(folio)) };
 
         // SAFETY: Nobody but this function can hand out the folio again. The pagemap exists: it is
         // not destroyed before `memunmap_pages()` has seen the end of this callback.

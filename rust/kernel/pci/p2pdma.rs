@@ -126,12 +126,7 @@ impl<'bound> Provider<'bound> {
         // - `pcim_p2pdma_init()` was called, by the type invariants of `Self`.
         // - The function checks `bar`, `offset` and `size`.
         let range = from_err_ptr(unsafe {
-            bindings::pci_p2pdma_register_range(
-                self.pdev.as_raw(),
-                bar.try_into()?,
-                offset,
-                size,
-            )
+            bindings::pci_p2pdma_register_range(self.pdev.as_raw(), bar.try_into()?, offset, size)
         })?;
 
         // INVARIANT: The range was registered just now and is unregistered only by

@@ -6,9 +6,9 @@
 //! A file that user space has opened does not end with it. It cannot borrow the data; it can hold a
 //! [`Gate`], which lets it in while the data is there, and refuses afterwards.
 //!
-//! [`Gated`] owns the data and is for the short-lived side, for instance a field of the driver's bus
-//! device private data. Dropping it closes the gate, waits until everyone has left, and drops the
-//! data.
+//! [`Gated`] owns the data and is for the short-lived side, for instance a field of the driver's
+//! bus device private data. Dropping it closes the gate, waits until everyone has left, and drops
+//! the data.
 //!
 //! This is what [`Devres`](crate::devres::Devres) does for resources that are accessed in a short
 //! atomic section. Behind a gate one may sleep, and be there for long; see [`Gate::is_open`].
@@ -119,8 +119,8 @@ impl<'a, F: ForLt> Gated<'a, F> {
         let data = KBox::pin_init(data, GFP_KERNEL)?;
         let ptr = NonNull::from(Pin::get_ref(data.as_ref())).cast();
 
-        // INVARIANT: `data` is dropped by the drop of `Gated`, after that has set `open` to false and
-        // waited for all critical sections which may not have seen it.
+        // INVARIANT: `data` is dropped by the drop of `Gated`, after that has set `open` to false
+        // and waited for all critical sections which may not have seen it.
         let gate = Arc::pin_init(
             try_pin_init!(Gate {
                 srcu <- new_srcu!(),

@@ -115,7 +115,7 @@ fn with_pages<R>(
         };
 
         let mut guard = view.user_lock().lock();
-        if let Ok((valid, _)) = faulted.validate(&mut guard) {
+        if let Ok((valid, ())) = faulted.validate(&mut guard) {
             return Ok(f(valid));
         }
     }
@@ -174,9 +174,15 @@ impl Gpu<'_> {
             }
 
             let mut attempt = |request| {
-                with_pages(&view, mm, pages.clone(), request, &mut pfns, go_on, |valid| {
-                    self.access_pages(valid, addr - first, bytes, write)
-                })
+                with_pages(
+                    &view,
+                    mm,
+                    pages.clone(),
+                    request,
+                    &mut pfns,
+                    go_on,
+                    |valid| self.access_pages(valid, addr - first, bytes, write),
+                )
             };
             let result = match attempt(&anywhere)? {
                 // As seen from anybody else, the page is written to by the process: it comes home,

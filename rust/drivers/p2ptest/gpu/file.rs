@@ -128,7 +128,7 @@ impl MiscDevice for GpuFile {
         Ok(KBox::new(Self { gate }, GFP_KERNEL)?)
     }
 
-    fn ioctl(file: &Self, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
+    fn ioctl(this: &Self, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
         let arg = UserSlice::new(UserPtr::from_addr(arg), _IOC_SIZE(cmd));
 
         let call = match cmd {
@@ -140,8 +140,8 @@ impl MiscDevice for GpuFile {
             INJECT_BAD_ALIAS => Self::inject_bad_alias,
             _ => return Err(ENOTTY),
         };
-        file.gate
-            .with(|gpu| call(file, gpu.get_ref(), arg))
+        this.gate
+            .with(|gpu| call(this, gpu.get_ref(), arg))
             .ok_or(ENODEV)??;
         Ok(0)
     }

@@ -135,11 +135,7 @@ impl<'bound> Gpu<'bound> {
 }
 
 /// Gives a page of host memory a place on the device, if there is one.
-fn fill<'a, 'bound>(
-    map: &'a Map<'bound>,
-    source: Source<'_, 'a, Vram<'bound>>,
-    huge_holes: bool,
-) {
+fn fill<'a, 'bound>(map: &'a Map<'bound>, source: Source<'_, 'a, Vram<'bound>>, huge_holes: bool) {
     if source.order() > 0 && (huge_holes || !source.is_hole()) {
         if let Some(folio) = map.alloc(map, source.order()) {
             // Errors leave the page where it is.
@@ -159,11 +155,7 @@ fn fill<'a, 'bound>(
     });
 }
 
-fn copy<'bound>(
-    map: &Map<'bound>,
-    source: &Source<'_, '_, Vram<'bound>>,
-    first: usize,
-) -> Result {
+fn copy<'bound>(map: &Map<'bound>, source: &Source<'_, '_, Vram<'bound>>, first: usize) -> Result {
     for i in 0..1 << source.order() {
         source
             .with_page(i, |bytes| map.write_page(first + i, bytes))

@@ -81,8 +81,8 @@ mod regs {
     }
 }
 
-/// Bytes that a transfer can copy. The buffer has 4096, but QEMU before 10.0 gives up over more than
-/// half of that.
+/// Bytes that a transfer can copy. The buffer has 4096, but QEMU before 10.0 gives up over more
+/// than half of that.
 pub(crate) const MAX_TRANSFER: usize = 2048;
 
 /// How long a transfer takes.
@@ -94,8 +94,9 @@ const TIMEOUT: Delta = Delta::from_secs(5);
 
 /// The DMA engine.
 ///
-/// Whoever has `&mut Engine` has the engine and the buffer. A function that starts a transfer returns
-/// when it is complete, or can never complete because the device has lost access to the bus.
+/// Whoever has `&mut Engine` has the engine and the buffer. A function that starts a transfer
+/// returns when it is complete, or can never complete because the device has lost access to the
+/// bus.
 pub(crate) struct Engine<'bound> {
     pdev: &'bound pci::Device<Bound>,
     bar: pci::Bar<'bound, { regs::END }>,
