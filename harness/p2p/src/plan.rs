@@ -49,6 +49,8 @@ struct Spec {
     #[serde(default)]
     kmemleak: bool,
     icount: Option<String>,
+    #[serde(default)]
+    allow: Vec<String>,
     limit: u64,
 }
 
@@ -155,7 +157,7 @@ impl Job<'_> {
         outcomes.push(Outcome::unless(
             &self.name,
             "a quiet kernel log",
-            loud(&ran),
+            loud(&ran, &self.spec.allow),
         ));
         if self.spec.kmemleak {
             outcomes.push(Outcome::unless(
@@ -237,8 +239,9 @@ fn split(program: &str) -> (&str, &str) {
     program.rsplit_once('/').unwrap_or((".", program))
 }
 
-fn loud(ran: &Ran) -> Option<String> {
-    let reports = logscan::reports(&ran.console);
+fn loud(ran: &Ran, allowed: &[String]) -> Option<String> {
+    let mut reports = logscan::reports(&ran.console);
+    reports.retain(|report| !logscan::is_allowed(report, allowed));
     let first = reports.first()?;
     Some(format!("{} reports; the first:\n{first}", reports.len()))
 }

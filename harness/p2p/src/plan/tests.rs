@@ -105,13 +105,13 @@ fn a_program_that_dies_after_its_last_result_fails() {
 #[test]
 fn a_loud_log_and_a_leak_are_failures() {
     let (_dir, quiet) = ran("[ 0.0] Linux\n", &[("kmemleak", "")]);
-    assert_eq!(loud(&quiet), None);
+    assert_eq!(loud(&quiet, &[]), None);
     assert_eq!(leaks(&quiet), None);
     let (_dir, run) = ran(
         "[ 0.0] BUG: KASAN: use-after-free\n",
         &[("kmemleak", "unreferenced object 0x1 (size 8):\n")],
     );
-    assert!(loud(&run).unwrap().contains("KASAN"));
+    assert!(loud(&run, &[]).unwrap().contains("KASAN"));
     assert!(leaks(&run).unwrap().contains("unreferenced"));
     let (_dir, run) = ran("", &[]);
     assert!(leaks(&run).is_some());
