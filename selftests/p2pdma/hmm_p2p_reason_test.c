@@ -16,15 +16,9 @@
 #include "p2p_fixture.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 
 #include "../../../../lib/test_hmm_uapi.h"
-
-#define BEFORE	100
-#define AFTER	200
-#define OTHER	300
 
 #define PAGES	16
 
@@ -109,11 +103,9 @@ FIXTURE_TEARDOWN_PARENT(p2p_result)
 /* Make the entries read-only: share them with a child, which waits */
 static pid_t share(struct __test_metadata *_metadata)
 {
-	pid_t pid = fork();
+	pid_t pid = p2p_fork_child(_metadata);
 
-	ASSERT_LE(0, pid);
 	if (!pid) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		pause();
 		_exit(0);
 	}

@@ -24,10 +24,16 @@
 #include "../kselftest_harness.h"
 #include "p2ptest.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
 #define TIMEOUT_S	36000
 
-#undef TEST_TIMEOUT_DEFAULT
-#define TEST_TIMEOUT_DEFAULT TIMEOUT_S
+/* Seeds: what was there before, what is written, and what others have */
+#define BEFORE	100
+#define AFTER	200
+#define OTHER	300
 
 FIXTURE(p2p)
 {
@@ -308,6 +314,72 @@ FIXTURE_TEARDOWN_PARENT(p2p)
 	EXPECT_EQ(0, p2p_gpu_window(&gpu, self->info.window_start,
 				    self->info.window_size));
 	p2p_gpu_close(&gpu);
+}
+
+/*
+ * A transfer of a whole buffer in a thread of its own, for somebody to disturb.
+ * The NIC needs about 400 ms of the guest's time for a page, so that a moment
+ * in the middle of LONG_PAGES can be chosen by sleeping.
+ */
+#define LONG_PAGES	64U
+#define MIDDLE_MS	5000
+
+struct p2p_transfer {
+	pthread_t thread;
+	const struct p2p_nic *nic;
+	struct p2p_buf *buf;
+	unsigned char *data;	/* written, or read */
+	bool write;
+	int ret;
+	struct p2ptest_nic_xfer xfer;
+};
+
+static inline void *p2p_transfer_run(void *arg)
+{
+	struct p2p_transfer *t = arg;
+
+	if (t->write)
+		t->ret = p2p_nic_write(t->nic, t->buf->handle, t->buf->p,
+				       t->data, t->buf->len, &t->xfer);
+	else
+		t->ret = p2p_nic_read(t->nic, t->buf->handle, t->buf->p,
+				      t->data, t->buf->len, &t->xfer);
+	return NULL;
+}
+
+/* Returns in the middle of the transfer */
+static inline void p2p_transfer_start(struct __test_metadata *_metadata,
+				      P2P_SELF *self, struct p2p_transfer *t,
+				      struct p2p_buf *buf, bool write)
+{
+	t->nic = &self->nic;
+	t->buf = buf;
+	t->write = write;
+	t->data = calloc(1, buf->len);
+	ASSERT_NE(NULL, t->data);
+	if (write)
+		p2p_fill(t->data, AFTER, 0, buf->len);
+	ASSERT_EQ(0, pthread_create(&t->thread, NULL, p2p_transfer_run, t));
+	p2p_sleep_ms(MIDDLE_MS);
+}
+
+/* A child that does not outlive the test */
+static inline pid_t p2p_fork_child(struct __test_metadata *_metadata)
+{
+	pid_t pid = fork();
+
+	ASSERT_LE(0, pid);
+	if (!pid)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	return pid;
+}
+
+static inline void p2p_wait_child(struct __test_metadata *_metadata, pid_t pid)
+{
+	int status;
+
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_EQ(0, status);
 }
 
 #endif /* P2P_FIXTURE_H */

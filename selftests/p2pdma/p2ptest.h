@@ -31,7 +31,6 @@
 #define P2P_PAGE	4096UL
 #define P2P_HUGE	(2UL << 20)
 #define P2P_MAX_DEVS	4
-#define P2P_POISON	0x5a		/* every byte of freed VRAM */
 
 #define P2P_GPU_DRIVER	"p2ptest_gpu"
 #define P2P_NIC_DRIVER	"p2ptest_nic"

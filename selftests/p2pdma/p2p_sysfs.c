@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The part of p2ptest.h that is about files of the kernel: counters, policy,
+ * tracepoint, PCI devices and modules
+ */
+#define _GNU_SOURCE
+#include "p2ptest.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define STATS_DIR	"/sys/kernel/mm/hmm/p2p_stats"
+#define POLICY_FILE	"/sys/kernel/mm/hmm/p2p"
+#define TRACEFS		"/sys/kernel/tracing"
+#define PCI_DRIVERS	"/sys/bus/pci/drivers"
+#define PCI_DEVICES	"/sys/bus/pci/devices"
+
+/* Polls, each after a sleep, until something that must come is late */
+#define WAIT_STEP_MS	20
+#define WAIT_STEPS	3000
+
+const char *const p2p_reason_names[P2PTEST_REASON_MAX] = {
+	[P2PTEST_REASON_NONE]		= "none",
+	[P2PTEST_REASON_BUS_ADDR]	= "bus_addr",
+	[P2PTEST_REASON_HOST_BRIDGE]	= "host_bridge",
+	[P2PTEST_REASON_NO_OP]		= "no_op",
+	[P2PTEST_REASON_NO_ALIAS]	= "no_alias",
+	[P2PTEST_REASON_UNREGISTERED]	= "unregistered",
+	[P2PTEST_REASON_TOPOLOGY]	= "topology",
+	[P2PTEST_REASON_POLICY]		= "policy",
+	[P2PTEST_REASON_READ_ONLY]	= "read_only",
+	[P2PTEST_REASON_MAP_FAILED]	= "map_failed",
+};
+
+static int write_file(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	ssize_t n;
+	int ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	n = write(fd, text, strlen(text));
+	if (n < 0)
+		ret = -errno;
+	else if ((size_t)n != strlen(text))
+		ret = -EIO;
+	close(fd);
+	return ret;
+}
+
+static int read_file(const char *path, char *text, size_t size)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return -errno;
+	n = read(fd, text, size - 1);
+	close(fd);
+	if (n < 0)
+		return -errno;
+	text[n] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+	return 0;
+}
+
+/* Counters and policy */
+
+int p2p_stats_read(struct p2p_stats *stats)
+{
+	char path[96], text[32], *end;
+	int i, ret;
+
+	stats->pages[P2PTEST_REASON_NONE] = 0;
+	for (i = P2PTEST_REASON_NONE + 1; i < P2PTEST_REASON_MAX; i++) {
+		snprintf(path, sizeof(path), STATS_DIR "/%s",
+			 p2p_reason_names[i]);
+		ret = read_file(path, text, sizeof(text));
+		if (ret)
+			return ret;
+		stats->pages[i] = strtoull(text, &end, 10);
+		if (end == text || *end)
+			return -EBADMSG;
+	}
+	return 0;
+}
+
+int p2p_stats_since(struct p2p_stats *from)
+{
+	struct p2p_stats now;
+	int i, ret = p2p_stats_read(&now);
+
+	for (i = 0; !ret && i < P2PTEST_REASON_MAX; i++)
+		from->pages[i] = now.pages[i] - from->pages[i];
+	return ret;
+}
+
+int p2p_policy_get(char *word, size_t size)
+{
+	char text[64];
+	char *open, *close;
+	int ret = read_file(POLICY_FILE, text, sizeof(text));
+
+	if (ret)
+		return ret;
+	open = strchr(text, '[');
+	close = open ? strchr(open, ']') : NULL;
+	if (!close)
+		return -EBADMSG;
+	*close = '\0';
+	snprintf(word, size, "%s", open + 1);
+	return 0;
+}
+
+int p2p_policy_set(const char *word)
+{
+	return write_file(POLICY_FILE, word);
+}
+
+/* Tracepoint */
+
+int p2p_trace_start(struct p2p_trace *trace)
+{
+	char path[160];
+	int ret;
+
+	if (access(TRACEFS "/instances", F_OK) &&
+	    mount("tracefs", TRACEFS, "tracefs", 0, NULL))
+		return -errno;
+	snprintf(trace->dir, sizeof(trace->dir), TRACEFS "/instances/p2ptest.%d",
+		 getpid());
+	if (mkdir(trace->dir, 0700) && errno != EEXIST)
+		return -errno;
+	snprintf(path, sizeof(path), "%s/trace", trace->dir);
+	truncate(path, 0);
+	snprintf(path, sizeof(path), "%s/events/hmm/hmm_p2p/enable",
+		 trace->dir);
+	ret = write_file(path, "1");
+	if (ret)
+		rmdir(trace->dir);
+	return ret;
+}
+
+/* Find "name=" at the start of a field; the value, or NULL */
+static const char *trace_field(const char *line, const char *name)
+{
+	size_t n = strlen(name);
+	const char *p = line;
+
+	while ((p = strstr(p, name))) {
+		if (p > line && strchr(" ,", p[-1]) && p[n] == '=')
+			return p + n + 1;
+		p += n;
+	}
+	return NULL;
+}
+
+static int trace_line(const char *line, const char *dev, uintptr_t start,
+		      uintptr_t end, __u64 pages[P2PTEST_REASON_MAX])
+{
+	const char *f_dev = trace_field(line, "dev");
+	const char *f_addr = trace_field(line, "addr");
+	const char *f_pages = trace_field(line, "npages");
+	const char *f_result = trace_field(line, "result");
+	__u64 addr, last, npages;
+	size_t len;
+	int i;
+
+	if (!f_dev || !f_addr || !f_pages || !f_result)
+		return -EBADMSG;
+	if (strncmp(f_dev, dev, strlen(dev)) || f_dev[strlen(dev)] != ' ')
+		return 0;
+	addr = strtoull(f_addr, NULL, 16);
+	npages = strtoull(f_pages, NULL, 0);
+	if (!npages)
+		return -EBADMSG;
+	last = addr + npages * P2P_PAGE;
+	/* A failed mapping is traced without a user address */
+	if (!addr) {
+		start = 0;
+		end = last;
+	}
+	if (addr >= end || last <= start)
+		return 0;
+	if (addr < start)
+		addr = start;
+	if (last > end)
+		last = end;
+
+	len = strcspn(f_result, " ,\n");
+	for (i = 0; i < P2PTEST_REASON_MAX; i++) {
+		if (strlen(p2p_reason_names[i]) == len &&
+		    !strncmp(f_result, p2p_reason_names[i], len)) {
+			pages[i] += (last - addr) / P2P_PAGE;
+			return 0;
+		}
+	}
+	return -EBADMSG;
+}
+
+int p2p_trace_count(const struct p2p_trace *trace, const char *dev,
+		    const void *addr, size_t len,
+		    __u64 pages[P2PTEST_REASON_MAX])
+{
+	uintptr_t start = (uintptr_t)addr & ~(P2P_PAGE - 1);
+	uintptr_t end = ((uintptr_t)addr + len + P2P_PAGE - 1) & ~(P2P_PAGE - 1);
+	char path[160], line[512];
+	int ret = 0;
+	FILE *f;
+
+	memset(pages, 0, P2PTEST_REASON_MAX * sizeof(*pages));
+	snprintf(path, sizeof(path), "%s/trace", trace->dir);
+	f = fopen(path, "re");
+	if (!f)
+		return -errno;
+	while (!ret && fgets(line, sizeof(line), f)) {
+		const char *event = strstr(line, " hmm_p2p: ");
+
+		if (line[0] != '#' && event)
+			ret = trace_line(event + strlen(" hmm_p2p:"), dev,
+					 start, end, pages);
+	}
+	fclose(f);
+	return ret;
+}
+
+void p2p_trace_stop(const struct p2p_trace *trace)
+{
+	rmdir(trace->dir);
+}
+
+/* PCI */
+
+static int cmp_name(const void *a, const void *b)
+{
+	return strcmp(a, b);
+}
+
+/*
+ * The device node has no link to the PCI device. Drivers number their devices
+ * in the order of probing, which is that of PCI addresses, and a device that
+ * is bound again takes the number that its absence left free.
+ */
+int p2p_pci_name(const char *driver, int id, char name[P2P_PCI_NAME])
+{
+	char names[P2P_MAX_DEVS][P2P_PCI_NAME];
+	char path[96];
+	struct dirent *d;
+	int n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), PCI_DRIVERS "/%s", driver);
+	dir = opendir(path);
+	if (!dir)
+		return -errno;
+	while ((d = readdir(dir)) && n < P2P_MAX_DEVS) {
+		if (strlen(d->d_name) == strlen("0000:00:00.0") &&
+		    d->d_name[4] == ':')
+			memcpy(names[n++], d->d_name,
+			       strlen("0000:00:00.0") + 1);
+	}
+	closedir(dir);
+	if (id >= n)
+		return -ENODEV;
+	qsort(names, n, P2P_PCI_NAME, cmp_name);
+	memcpy(name, names[id], P2P_PCI_NAME);
+	return 0;
+}
+
+int p2p_pci_unbind(const char *driver, const char *name)
+{
+	char path[96];
+
+	snprintf(path, sizeof(path), PCI_DRIVERS "/%s/unbind", driver);
+	return write_file(path, name);
+}
+
+static int wait_node(const char *driver, int id)
+{
+	char path[64];
+	int i;
+
+	snprintf(path, sizeof(path), "/dev/%s%d", driver, id);
+	for (i = 0; i < WAIT_STEPS; i++) {
+		if (!access(path, R_OK | W_OK))
+			return 0;
+		p2p_sleep_ms(WAIT_STEP_MS);
+	}
+	return -ETIMEDOUT;
+}
+
+int p2p_pci_bind(const char *driver, const char *name, int id)
+{
+	char path[96];
+	int ret;
+
+	snprintf(path, sizeof(path), PCI_DRIVERS "/%s/bind", driver);
+	ret = write_file(path, name);
+	return ret ? ret : wait_node(driver, id);
+}
+
+int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end)
+{
+	char path[96], line[128];
+	int ret = -ENXIO;
+	FILE *f;
+	int i;
+
+	snprintf(path, sizeof(path), PCI_DEVICES "/%s/resource", name);
+	f = fopen(path, "re");
+	if (!f)
+		return -errno;
+	for (i = 0; fgets(line, sizeof(line), f); i++) {
+		if (i == bar &&
+		    sscanf(line, "%llx %llx", start, end) == 2 &&
+		    *end) {
+			*end += 1;
+			ret = 0;
+		}
+	}
+	fclose(f);
+	return ret;
+}
+
+bool p2p_pci_translated(const char *name)
+{
+	char path[96], type[32];
+
+	snprintf(path, sizeof(path), PCI_DEVICES "/%s/iommu_group/type", name);
+	return !read_file(path, type, sizeof(type)) &&
+	       !strncmp(type, "DMA", strlen("DMA"));
+}
+
+int p2p_ram_end(__u64 *end)
+{
+	__u64 start, last;
+	char line[256];
+	FILE *f = fopen("/proc/iomem", "re");
+
+	if (!f)
+		return -errno;
+	*end = 0;
+	while (fgets(line, sizeof(line), f)) {
+		if (strstr(line, ": System RAM") &&
+		    sscanf(line, "%llx-%llx", &start, &last) == 2 &&
+		    last >= *end)
+			*end = last + 1;
+	}
+	fclose(f);
+	/* Who may not see addresses sees zeros */
+	return *end > 1 ? 0 : -EACCES;
+}
+
+/* Modules */
+
+int p2p_module_load(const char *name, const char *params)
+{
+	const char *dir = getenv("P2PTEST_MODDIR");
+	char path[PATH_MAX];
+	int fd, ret;
+
+	if (!dir)
+		return -ENOENT;
+	snprintf(path, sizeof(path), "%s/%s.ko", dir, name);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	ret = syscall(SYS_finit_module, fd, params, 0) ? -errno : 0;
+	close(fd);
+	return ret;
+}
+
+int p2p_module_unload(const char *name)
+{
+	return syscall(SYS_delete_module, name, O_NONBLOCK) ? -errno : 0;
+}
