@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 
 use crate::paths::Paths;
 use crate::proc::{capture, output, tail};
@@ -44,7 +44,7 @@ fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
         return Ok(program);
     }
     let step = ui.step(format!("setup: bindgen {BINDGEN}"));
-    let partial = fresh(&home.with_extension("partial"))?;
+    let partial = fresh(&home.with_file_name("bindgen-partial"))?;
     let target = paths.build().join("bindgen");
     let installed = capture(
         Command::new("/usr/bin/cargo")
@@ -56,9 +56,7 @@ fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
             .env("CARGO_HOME", paths.cache.join("cargo"))
             .env("RUSTC", "/usr/bin/rustc"),
     );
-    installed.with_context(|| {
-        format!("bindgen {BINDGEN} could not be installed; it comes from the network, once")
-    })?;
+    installed.map_err(|error| failed(&format!("bindgen {BINDGEN}"), &error, NETWORK))?;
     put_in_place(&partial, &home)?;
     fs::remove_dir_all(&target)?;
     step.done("installed");
@@ -91,9 +89,7 @@ fn virtme_ng(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
             .env("PIP_CACHE_DIR", paths.cache.join("pip"))
             .env("TMPDIR", paths.build()),
     )
-    .with_context(|| {
-        format!("virtme-ng {VIRTME_NG} could not be installed; it comes from the network, once")
-    })?;
+    .map_err(|error| failed(&format!("virtme-ng {VIRTME_NG}"), &error, NETWORK))?;
     fs::write(&whole, "")?;
     step.done("installed");
     Ok(bin)
@@ -124,12 +120,10 @@ pub fn base(paths: &Paths, ui: &Ui) -> Result<Base> {
     }
     let step = ui.step(format!("setup: {BASE_PACKAGE}"));
     step.at("reading the package lists");
-    download(&dir, &step).with_context(|| {
-        format!(
-            "{BASE_PACKAGE} could not be had from Debian's {} (is the network there?). \
-             With a kernel tree of your own none is needed: KDIR=/path/to/linux",
-            BASE_SUITES.join(" or ")
-        )
+    download(&dir, &step).map_err(|error| {
+        let hint = "It comes from Debian's experimental, once: is the network there? With a \
+                    kernel tree of your own it is not needed: KDIR=/path/to/linux";
+        failed(BASE_PACKAGE, &error, hint)
     })?;
     let base = newest(&dir)?.context("apt-get downloaded no package")?;
     step.done(format!("{} downloaded", base.version));
@@ -232,6 +226,13 @@ fn newest(dir: &Path) -> Result<Option<Base>> {
 fn package_version(name: &str) -> Option<String> {
     let rest = name.strip_prefix(BASE_PACKAGE)?.strip_prefix('_')?;
     Some(rest.strip_suffix("_all.deb")?.replace("%3a", ":"))
+}
+
+const NETWORK: &str = "It comes from the network, once: is it there?";
+
+/// An error with the next step at the end, where people look.
+fn failed(what: &str, error: &Error, hint: &str) -> Error {
+    anyhow!("{what} could not be had: {error:#}\n{hint}")
 }
 
 /// The directory, empty.
