@@ -211,7 +211,12 @@ impl Run<'_> {
             if let Err(error) = &result {
                 println!("not everything could be run: {error:#}");
             }
-            println!("{}", report.closing_line());
+            let closing_line = report.closing_line();
+            fs::write(
+                self.paths.results().join("closing-line"),
+                format!("{closing_line}\n"),
+            )?;
+            println!("{closing_line}");
         }
         result
     }
