@@ -108,6 +108,15 @@ pub struct Gated<'a, F: ForLt> {
     data: Pin<KBox<F::Of<'a>>>,
 }
 
+/// Initialises the SRCU domain of a gate.
+///
+/// Neither generic nor inlined: all gates are of one lock class, in whatever module they are, and
+/// lockdep wants its name to be one object, too.
+#[inline(never)]
+fn gate_srcu() -> impl PinInit<Srcu, Error> {
+    new_srcu!("Gate")
+}
+
 impl<'a, F: ForLt> Gated<'a, F> {
     /// Puts `data` behind a new gate.
     ///
@@ -123,7 +132,7 @@ impl<'a, F: ForLt> Gated<'a, F> {
         // and waited for all critical sections which may not have seen it.
         let gate = Arc::pin_init(
             try_pin_init!(Gate {
-                srcu <- new_srcu!(),
+                srcu <- gate_srcu(),
                 open: Atomic::new(true),
                 data: ptr,
             }? Error),
