@@ -417,7 +417,7 @@ TEST_F_TIMEOUT(p2p, window_use, TIMEOUT_S)
 	struct p2ptest_gpu_info info;
 	struct p2p_buf buf;
 
-	if (!p2p->has_p2p)
+	if (!self->has_p2p)
 		SKIP(return, "the kernel has no PCI_P2PDMA");
 	p2p_buf_init(_metadata, self, &buf, PAGES, BEFORE);
 	p2p_buf_to_vram(_metadata, self, &buf);
