@@ -36,7 +36,6 @@
 //! sees a window without users knows that it stays so.
 
 use crate::{
-    new_mutex,
     prelude::*,
     ptr::{
         Alignable,
@@ -49,7 +48,9 @@ use crate::{
             Relaxed,
             Release, //
         },
+        static_lock_class,
         Arc,
+        LockClassKey,
         Mutex, //
     }, //
 };
@@ -366,16 +367,33 @@ pub struct WindowPool<H: Hardware> {
     hw: H,
 }
 
+/// Returns the lock class of all pools, and its name.
+///
+/// Neither generic nor inlined: there is one class, in whatever module a pool is, and lockdep wants
+/// its name to be one object, too.
+#[inline(never)]
+fn lock_class() -> (&'static CStr, Pin<&'static LockClassKey>) {
+    (c"WindowPool", static_lock_class!())
+}
+
 impl<H: Hardware> WindowPool<H> {
     /// Creates a pool that manages the bytes `range` of a BAR.
     ///
     /// Windows begin at multiples of `align`, except those with a [`Placement::Fixed`].
     pub fn new(hw: H, range: Range<u64>, align: Alignment) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            state <- new_mutex!(State {
-                range,
-                mapped: KVec::new(),
-            }),
+            state <- {
+                let (name, key) = lock_class();
+
+                Mutex::new(
+                    State {
+                        range,
+                        mapped: KVec::new(),
+                    },
+                    name,
+                    key,
+                )
+            },
             align,
             hw,
         })

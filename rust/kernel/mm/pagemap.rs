@@ -340,6 +340,19 @@ unsafe impl<T: Ops> Send for PageMap<'_, T> {}
 // and `T: Sync`.
 unsafe impl<T: Ops> Sync for PageMap<'_, T> {}
 
+// These are neither generic nor inlined: each lock is of one class, in whatever module the pagemap is,
+// and lockdep wants its name to be one object, too.
+
+#[inline(never)]
+fn new_in_use(map: BitmapVec) -> impl PinInit<SpinLock<InUse>> {
+    new_spinlock!(InUse { map, count: 0 }, "PageMap::in_use")
+}
+
+#[inline(never)]
+fn new_evict_arrays(arrays: migrate::Arrays) -> impl PinInit<Mutex<migrate::Arrays>> {
+    new_mutex!(arrays, "PageMap::evict_arrays")
+}
+
 impl<'bound, T: Ops> PageMap<'bound, T> {
     /// Creates device private memory of `size` bytes, a multiple of the size of a huge page.
     ///
@@ -365,11 +378,8 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
             },
             nr_pages: size >> PAGE_SHIFT,
             first_pfn: (_region.bounds().0 >> PAGE_SHIFT) as usize,
-            in_use <- new_spinlock!(InUse {
-                map: BitmapVec::new(size >> PAGE_SHIFT, GFP_KERNEL)?,
-                count: 0,
-            }),
-            evict_arrays <- new_mutex!(migrate::Arrays::new(PMD_PAGES)?),
+            in_use <- new_in_use(BitmapVec::new(size >> PAGE_SHIFT, GFP_KERNEL)?),
+            evict_arrays <- new_evict_arrays(migrate::Arrays::new(PMD_PAGES)?),
             data <- data,
             // Last, because from here on it has to be undone by `memunmap_pages()`.
             pgmap <- Opaque::try_ffi_init(|ptr: *mut bindings::dev_pagemap| {
