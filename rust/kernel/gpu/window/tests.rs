@@ -6,6 +6,7 @@
 //! the pool with a model that is so simple that it can be seen to be right.
 
 use super::*;
+use crate::new_mutex;
 use crate::{
     alloc::KVec,
     sizes::*, //
