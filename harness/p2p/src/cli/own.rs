@@ -17,9 +17,6 @@ use crate::ui::Ui;
 /// Their names, for `ONLY=`.
 pub const NAMES: [&str; 4] = ["harness", "style", "drift", "checkpatch"];
 
-/// Those that run only when `ONLY=` names them: what they find is not yet mended.
-pub const ON_REQUEST: [&str; 1] = ["checkpatch"];
-
 /// Runs the one of that name.
 pub fn run(name: &str, paths: &Paths, ui: &Ui, tree: &Tree) -> Result<Vec<Outcome>> {
     let step = ui.step(format!("run: {name}"));

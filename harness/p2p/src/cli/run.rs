@@ -240,7 +240,7 @@ impl Run<'_> {
         };
         let tree = tree::ensure(self.paths, self.ui)?;
         for name in own::NAMES {
-            if only.picks(name) && !(only.all() && own::ON_REQUEST.contains(&name)) {
+            if only.picks(name) {
                 add(own::run(name, self.paths, self.ui, &tree)?);
             }
         }
