@@ -49,6 +49,13 @@ pub fn ask(dir: &Path, args: &[&str]) -> Result<String> {
     Ok(capture(&mut git(dir, args))?.trim_end().to_owned())
 }
 
+/// The commit that the repository in `dir` is at. A directory that merely lies
+/// in somebody else's repository has none.
+pub fn head_of_repository(dir: &Path) -> Option<String> {
+    let prefix = ask(dir, &["rev-parse", "--show-prefix"]).ok()?;
+    prefix.is_empty().then(|| commit(dir, "HEAD")).flatten()
+}
+
 /// The commit that a name stands for, if it stands for one.
 pub fn commit(dir: &Path, name: &str) -> Option<String> {
     let name = format!("{name}^{{commit}}");

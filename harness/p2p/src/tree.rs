@@ -15,7 +15,7 @@ use nix::sys::statvfs::statvfs;
 use serde::{Deserialize, Serialize};
 
 use crate::export;
-use crate::git::{ask, commit, git};
+use crate::git::{ask, commit, git, head_of_repository};
 use crate::paths::Paths;
 use crate::proc::{capture, tail};
 use crate::series::{Series, git_dir};
@@ -210,7 +210,7 @@ fn create(paths: &Paths, ui: &Ui) -> Result<()> {
             fs::rename(&partial, &dir)?;
             step.done("unpacked");
         }
-        Some(kdir) if commit(kdir, "HEAD").is_some() => {
+        Some(kdir) if head_of_repository(kdir).is_some() => {
             let step = ui.step(format!("tree: clone of {}", kdir.display()));
             let (from, to) = (kdir.to_string_lossy(), partial.to_string_lossy());
             // Shares the objects; nothing is written to the user's tree.
@@ -326,7 +326,7 @@ fn strip_packaging(gitignore: &Path) -> Result<()> {
 
 /// The commit that the user's tree is at, if it is a repository.
 fn users_head(kdir: &Path, ui: &Ui) -> Result<Option<String>> {
-    let Some(head) = commit(kdir, "HEAD") else {
+    let Some(head) = head_of_repository(kdir) else {
         return Ok(None);
     };
     let status = ["--no-optional-locks", "status", "--porcelain", "-uno"];

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::export;
+use crate::git::ask;
 use crate::paths::Paths;
 use crate::proc::{output, tail};
 use crate::report::Outcome;
@@ -148,12 +149,20 @@ fn checkpatch(paths: &Paths, tree: &Tree) -> Result<Vec<Outcome>> {
     if series.patches.is_empty() {
         return Ok(Vec::new());
     }
+    // A base out of a tar archive is one commit: those that messages name cannot
+    // be found there.
+    let parents = ask(&tree.dir, &["rev-list", "--parents", "-1", &tree.base])?;
+    let ignored = if parents == tree.base {
+        "FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID"
+    } else {
+        "FILE_PATH_CHANGES"
+    };
     let mut command = Command::new("perl");
     command
         .current_dir(&tree.dir)
         .args(["scripts/checkpatch.pl", "--strict", "--no-signoff"])
         .args(["--quiet", "--no-summary", "--terse"])
-        .args(["--ignore", "FILE_PATH_CHANGES"])
+        .args(["--ignore", ignored])
         // Its Python modules are the distribution's.
         .env("PATH", "/usr/bin:/bin")
         .args(&series.patches);

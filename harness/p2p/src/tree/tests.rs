@@ -225,6 +225,9 @@ fn a_tree_that_is_no_repository_is_copied() {
     let scene = Scene::new();
     fs::remove_dir_all(scene.kdir().join(".git")).unwrap();
     put(&scene.kdir().join("built"), "");
+    // Nor does it become one by lying in another's.
+    ask(scene.dir.path(), &["init", "-q"]).unwrap();
+    save(scene.dir.path(), "something else");
     scene.ensure().unwrap();
     assert_eq!(scene.file(), "one\n2\nthree\n");
     assert!(!scene.paths().tree().join("built").exists());
