@@ -2,17 +2,17 @@
 
 //! Test GPU: device private memory with DMA aliases, on QEMU's `ivshmem-plain` device.
 //!
-//! The device has memory in a BAR and nothing else. This driver uses it as the video memory (VRAM) of
-//! a GPU: it moves pages of a process there, where the CPU can not access them any more, and brings
-//! them home when the CPU touches them or somebody asks for it. Peers, such as the
-//! [test NIC](srctree/drivers/misc/p2ptest/p2ptest_nic.rs), can reach the pages by DMA where they
-//! are, as far as there are BAR windows for them.
+//! The device has memory in a BAR and nothing else. This driver uses it as the video memory (VRAM)
+//! of a GPU: it moves pages of a process there, where the CPU can not access them any more, and
+//! brings them home when the CPU touches them or somebody asks for it. Peers, such as the [test
+//! NIC](srctree/drivers/misc/p2ptest/p2ptest_nic.rs), can reach the pages by DMA where they are, as
+//! far as there are BAR windows for them.
 //!
 //! It exists to test the peer-to-peer support of `hmm_range_fault()`. What is different from a real
 //! GPU: the "GPU" that reads and writes by user address, and that copies pages, is the CPU, through
 //! its mapping of the BAR; and the BAR always shows all of the memory, so that a window is only the
-//! permission to be reached there. Like a real driver's, its windows come from a pool that keeps idle
-//! ones, and the part of the BAR that the pool may use can be made as small as one likes.
+//! permission to be reached there. Like a real driver's, its windows come from a pool that keeps
+//! idle ones, and the part of the BAR that the pool may use can be made as small as one likes.
 //!
 //! - [`gpu::vram`]: the memory: access to it, which of it is free, and the aliases.
 //! - [`gpu::windows`]: what the window pool needs to know about the BAR.
@@ -24,9 +24,9 @@
 //! # Where a page is
 //!
 //! Page `i` of the pagemap is the memory from byte `i * PAGE_SIZE` on, always. Memory is managed in
-//! chunks of 2 MiB, which is also what a window covers and the size of a huge page. A chunk gets its
-//! window when the first of its pages is taken, and gives it up when the last one is free: so the
-//! alias of a page does not change while the page is in use, as HMM demands.
+//! chunks of 2 MiB, which is also what a window covers and the size of a huge page. A chunk gets
+//! its window when the first of its pages is taken, and gives it up when the last one is free: so
+//! the alias of a page does not change while the page is in use, as HMM demands.
 //!
 //! # Teardown
 //!

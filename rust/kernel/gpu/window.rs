@@ -9,31 +9,32 @@
 //!
 //! [`WindowPool`] decides which chunks have a window, and where:
 //!
-//! - A window that is no longer used stays mapped. It is *idle*, and if the chunk is used again soon,
-//!   nothing has to be done. (This is called lazy unmapping elsewhere.)
-//! - When there is no room for a new window, idle ones go, those first that were used least recently.
+//! - A window that is no longer used stays mapped. It is *idle*, and if the chunk is used again
+//!   soon, nothing has to be done. (This is called lazy unmapping elsewhere.)
+//! - When there is no room for a new window, idle ones go, those first that were used least
+//!   recently.
 //! - A window in use is never unmapped or moved. If the room is taken by such windows, there is no
 //!   window for the chunk, which is not an error: the memory can be used without.
 //!
-//! Start at [`WindowPool::new`]. [`Hardware`] is what a driver has to supply. For each chunk it asks
-//! [`WindowPool::window`] for a [`Window`] once, and [`WindowPool::acquire`] for the right to use it
-//! whenever the first page of the chunk comes into use. What it gets is an [`Active`] to be dropped
-//! when the last page is free, which can be done in atomic context. In between [`Window::position`]
-//! tells where the window is, for the price of a load.
+//! Start at [`WindowPool::new`]. [`Hardware`] is what a driver has to supply. For each chunk it
+//! asks [`WindowPool::window`] for a [`Window`] once, and [`WindowPool::acquire`] for the right to
+//! use it whenever the first page of the chunk comes into use. What it gets is an [`Active`] to be
+//! dropped when the last page is free, which can be done in atomic context. In between
+//! [`Window::position`] tells where the window is, for the price of a load.
 //!
 //! # Where windows are put
 //!
-//! Chunks may differ in size. A new window is put at the first place that is free. If there is none,
-//! each place is considered that only idle windows are in the way of, and the one is taken where the
-//! most recently used of these windows has been idle for the longest time. With chunks of one size
-//! this is plain LRU; with different sizes it unmaps no window that need not go, and nothing at all
-//! if that would not be enough.
+//! Chunks may differ in size. A new window is put at the first place that is free. If there is
+//! none, each place is considered that only idle windows are in the way of, and the one is taken
+//! where the most recently used of these windows has been idle for the longest time. With chunks of
+//! one size this is plain LRU; with different sizes it unmaps no window that need not go, and
+//! nothing at all if that would not be enough.
 //!
 //! # Locks
 //!
 //! The pool's mutex protects where windows are, and the number of users of a window only ever goes
-//! up under it. It goes down, and the time stamp is set, without a lock. So whoever has the mutex and
-//! sees a window without users knows that it stays so.
+//! up under it. It goes down, and the time stamp is set, without a lock. So whoever has the mutex
+//! and sees a window without users knows that it stays so.
 
 use crate::{
     prelude::*,

@@ -14,7 +14,8 @@
 //! 4. Drop: the page tables get entries for the new pages, or for the old ones where a page did not
 //!    move.
 //!
-//! A [`Migration`] can be dropped at any step. Before [`Moved`] this means that nothing has happened.
+//! A [`Migration`] can be dropped at any step. Before [`Moved`] this means that nothing has
+//! happened.
 //!
 //! - To move pages into a [`PageMap`], start at [`Migration::to_device`].
 //! - To move them back because somebody wants so, start at [`Migration::to_host`].
@@ -24,9 +25,9 @@
 //!
 //! # Large folios
 //!
-//! Huge pages move in one piece if a large folio can be had on the other side. If not, they are split
-//! and their pages move one by one. On the way to the device it is the driver who decides, see
-//! [`Source::split`]; on the way home this module falls back by itself.
+//! Huge pages move in one piece if a large folio can be had on the other side. If not, they are
+//! split and their pages move one by one. On the way to the device it is the driver who decides,
+//! see [`Source::split`]; on the way home this module falls back by itself.
 //!
 //! C header: [`include/linux/migrate.h`](srctree/include/linux/migrate.h)
 
@@ -176,11 +177,12 @@ impl<'a, T: Ops> Migration<'a, T, ToDevice, Collected> {
     /// Begins to move pages of a process to the device.
     ///
     /// Takes what is between `start` and `end` up to the next boundary of a VMA or a huge page,
-    /// whichever comes first, and also returns the address where it ended: callers go on from there.
+    /// whichever comes first, and also returns the address where it ended: callers go on from
+    /// there.
     ///
-    /// Pages that are not anonymous memory, or that somebody else uses, stay where they are. This is
-    /// no error. It fails with [`EFAULT`] if nothing is mapped at `start`, and with [`EINVAL`] for a
-    /// VMA whose pages can not be migrated at all.
+    /// Pages that are not anonymous memory, or that somebody else uses, stay where they are. This
+    /// is no error. It fails with [`EFAULT`] if nothing is mapped at `start`, and with [`EINVAL`]
+    /// for a VMA whose pages can not be migrated at all.
     ///
     /// # Examples
     ///
@@ -340,8 +342,8 @@ impl<'a, T: Ops> Source<'_, 'a, T> {
 
     /// Moves the page to `folio`, which has the content now.
     ///
-    /// Fails with [`EINVAL`] if the order or the pagemap is not the right one. `folio` is free again
-    /// then.
+    /// Fails with [`EINVAL`] if the order or the pagemap is not the right one. `folio` is free
+    /// again then.
     pub fn migrate_to(self, folio: DeviceFolio<'a, T>) -> Result {
         if folio.order() != self.order || !core::ptr::eq(folio.map(), self.map) {
             return Err(EINVAL);

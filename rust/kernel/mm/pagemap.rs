@@ -29,10 +29,10 @@
 //!
 //! # Teardown
 //!
-//! When a [`PageMap`] is dropped, all its pages are moved home first. This invalidates every mapping
-//! that another device has of them, as any migration does. So what such mappings lead to, for
-//! instance an [`AliasRange`] of a BAR, has to be dropped after the pagemap; [`Ops`] implementations
-//! are dropped after it and are a good place to keep it.
+//! When a [`PageMap`] is dropped, all its pages are moved home first. This invalidates every
+//! mapping that another device has of them, as any migration does. So what such mappings lead to,
+//! for instance an [`AliasRange`] of a BAR, has to be dropped after the pagemap; [`Ops`]
+//! implementations are dropped after it and are a good place to keep it.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 //!
@@ -117,9 +117,9 @@ pub trait Ops: Send + Sync + Sized {
     ///
     /// [`None`] means that there is no alias. Peers then get the page migrated to host memory.
     ///
-    /// This is called by [`hmm_range_fault()`] for a page in use, without a lock or a reference that
-    /// belongs to it, under the RCU read lock. So it must not sleep or take locks but compute the
-    /// answer from the index and, at most, an atomic variable.
+    /// This is called by [`hmm_range_fault()`] for a page in use, without a lock or a reference
+    /// that belongs to it, under the RCU read lock. So it must not sleep or take locks but compute
+    /// the answer from the index and, at most, an atomic variable.
     ///
     /// The answer must not change while the page is in use, that is, between the
     /// [`PageMap::alloc_in`] and the [`folio_free`](Self::folio_free) that include it. Aliases must
@@ -340,8 +340,8 @@ unsafe impl<T: Ops> Send for PageMap<'_, T> {}
 // and `T: Sync`.
 unsafe impl<T: Ops> Sync for PageMap<'_, T> {}
 
-// These are neither generic nor inlined: each lock is of one class, in whatever module the pagemap is,
-// and lockdep wants its name to be one object, too.
+// These are neither generic nor inlined: each lock is of one class, in whatever module the pagemap
+// is, and lockdep wants its name to be one object, too.
 
 #[inline(never)]
 fn new_in_use(map: BitmapVec) -> impl PinInit<SpinLock<InUse>> {
@@ -440,7 +440,8 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
 
     /// # Safety
     ///
-    /// Called by the C side only: `folio` must be a folio of a `PageMap<'_, T>` that was just freed.
+    /// Called by the C side only: `folio` must be a folio of a `PageMap<'_, T>` that was just
+    /// freed.
     unsafe extern "C" fn folio_free_callback(folio: *mut bindings::folio) {
         // SAFETY: `folio` is valid by the safety requirements.
         let (page, order) =
@@ -509,7 +510,8 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
         self.first_pfn + index
     }
 
-    /// Returns the index of the page with the page frame number `pfn`, if it is one of this pagemap.
+    /// Returns the index of the page with the page frame number `pfn`, if it is one of this
+    /// pagemap.
     #[inline]
     pub fn index(&self, pfn: usize) -> Option<usize> {
         pfn.checked_sub(self.first_pfn)

@@ -130,8 +130,8 @@ pub(crate) struct Reached {
 
 /// Why pages could not be accessed.
 enum Refused {
-    /// A page on the device can not be written to because it is shared, as after `fork()`. HMM tells
-    /// the owner about such a page even if write access was asked for.
+    /// A page on the device can not be written to because it is shared, as after `fork()`. HMM
+    /// tells the owner about such a page even if write access was asked for.
     ReadOnly,
     Error(Error),
 }

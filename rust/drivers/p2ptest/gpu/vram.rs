@@ -177,7 +177,8 @@ impl<'bound> Vram<'bound> {
 
     /// Makes all aliases wrong, or right again.
     ///
-    /// They are moved to where no device can be, as the BAR of another test GPU may be next to ours.
+    /// They are moved to where no device can be, as the BAR of another test GPU may be next to
+    /// ours.
     pub(crate) fn set_bad_alias(&self, bad: bool) {
         self.skew.store(if bad { 1 << 45 } else { 0 }, Relaxed);
     }

@@ -17,16 +17,17 @@ use kernel::{
 
 /// The BAR of the device.
 ///
-/// It shows all of the memory, and every chunk at its own place. So a chunk can have its window only
-/// there, and what takes the place of mapping it is to register that part of the BAR as a range that
-/// peers may reach. How small the BAR seems to be is up to the range that the pool manages: a chunk
-/// whose place is outside gets no window.
+/// It shows all of the memory, and every chunk at its own place. So a chunk can have its window
+/// only there, and what takes the place of mapping it is to register that part of the BAR as a
+/// range that peers may reach. How small the BAR seems to be is up to the range that the pool
+/// manages: a chunk whose place is outside gets no window.
 pub(crate) struct Bar<'bound> {
     provider: Option<Provider<'bound>>,
 }
 
 impl<'bound> Bar<'bound> {
-    /// `provider` is [`None`] if the kernel does not do peer-to-peer DMA. Then there are no windows.
+    /// `provider` is [`None`] if the kernel does not do peer-to-peer DMA. Then there are no
+    /// windows.
     pub(crate) fn new(provider: Option<Provider<'bound>>) -> Self {
         Self { provider }
     }

@@ -2,8 +2,8 @@
 
 //! KUnit tests of the BAR window pool.
 //!
-//! The hardware is a list of what is mapped, which complains about an overlap. The long runs compare
-//! the pool with a model that is so simple that it can be seen to be right.
+//! The hardware is a list of what is mapped, which complains about an overlap. The long runs
+//! compare the pool with a model that is so simple that it can be seen to be right.
 
 use super::*;
 use crate::new_mutex;

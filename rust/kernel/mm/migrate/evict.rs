@@ -147,8 +147,8 @@ impl<T: Ops> PageMap<'_, T> {
             i += 1 << order;
         }
 
-        // SAFETY: The arrays have `nr` entries, which are as `migrate_device_pfns()` left them, with
-        // locked folios of the same order as destination.
+        // SAFETY: The arrays have `nr` entries, which are as `migrate_device_pfns()` left them,
+        // with locked folios of the same order as destination.
         unsafe {
             bindings::migrate_device_pages(arrays.src.as_mut_ptr(), arrays.dst.as_mut_ptr(), nr)
         };

@@ -73,8 +73,8 @@ impl<'a> Fault<'a> {
     ///
     /// `map` is the pagemap that [`Ops::migrate_to_ram`] was called with.
     ///
-    /// The page need not be among those collected. Somebody else may just be moving it. Then nothing
-    /// is left to do, and the access is repeated.
+    /// The page need not be among those collected. Somebody else may just be moving it. Then
+    /// nothing is left to do, and the access is repeated.
     pub fn setup<T: Ops>(
         self,
         map: &'a PageMap<'_, T>,
@@ -121,8 +121,8 @@ impl<'a> Fault<'a> {
             return None;
         }
 
-        // SAFETY: The fault handler holds a reference to the page and the lock of its folio, so that
-        // the order does not change.
+        // SAFETY: The fault handler holds a reference to the page and the lock of its folio, so
+        // that the order does not change.
         let order = unsafe { bindings::folio_order(bindings::page_folio(vmf.page)) };
         if order != PMD_ORDER {
             return None;
