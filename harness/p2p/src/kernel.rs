@@ -23,10 +23,21 @@ pub struct Kernel {
     /// Files of qemu/kernel/, without `.config`.
     pub fragments: Vec<String>,
     /// `folder` or `folder/program` of tools/testing/selftests.
+    #[serde(default)]
     pub selftests: Vec<String>,
+    /// What the kernel's make builds instead of a kernel that boots.
+    #[serde(default)]
+    pub targets: Vec<String>,
     /// It can be built by LLVM alone.
     #[serde(default)]
     pub llvm: bool,
+}
+
+impl Kernel {
+    /// Whether there is nothing to boot.
+    pub fn is_built_only(&self) -> bool {
+        !self.targets.is_empty()
+    }
 }
 
 /// What a kernel is built from.
@@ -61,6 +72,12 @@ impl Kernels {
             ))
             .into()
         })
+    }
+
+    /// The names of those that are only built.
+    pub fn built_only(&self) -> Vec<&str> {
+        let with_targets = self.0.iter().filter(|(_, kernel)| kernel.is_built_only());
+        with_targets.map(|(name, _)| name.as_str()).collect()
     }
 
     /// All names.
@@ -114,7 +131,10 @@ mod tests {
                 let options = config::fragment(&root, fragment).unwrap();
                 assert!(!options.is_empty(), "{fragment}");
             }
+            // Programs need a kernel to run on.
+            assert!(!kernel.is_built_only() || kernel.selftests.is_empty());
         }
+        assert_eq!(kernels.built_only(), ["drivers"]);
         let error = kernels.get("debgu").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
         assert!(error.to_string().contains("debug"), "{error}");

@@ -11,8 +11,8 @@ use ktap::Status;
 use super::{Command, Options, own};
 use crate::demo;
 use crate::export;
-use crate::kernel::build::{Builder, Compiler};
-use crate::kernel::{Built, Kernels};
+use crate::kernel::build::{Broken, Builder, Compiler};
+use crate::kernel::{Built, Kernels, Source};
 use crate::outcome::{Verdict, status, status_of};
 use crate::paths::Paths;
 use crate::plan::{Job, Only, Plan, kernels_for, run_all};
@@ -112,6 +112,15 @@ impl Run<'_> {
         }
         .all(kernels, names)?;
         Ok(tools)
+    }
+
+    /// A kernel that is built and not booted: that is the test.
+    fn only_build(&self, kernels: &Kernels, name: &str) -> Result<Outcome> {
+        let trouble = match self.build(kernels, &[name]) {
+            Ok(_) => None,
+            Err(error) => Some(error.downcast::<Broken>()?.to_string()),
+        };
+        Ok(Outcome::unless(name, "built without a warning", trouble))
     }
 
     fn jobs(&self) -> usize {
@@ -228,6 +237,7 @@ impl Run<'_> {
         let plan = Plan::read(root)?;
         let jobs = plan.jobs(&topologies)?;
         let mut names: Vec<_> = own::NAMES.iter().map(|name| (*name).to_owned()).collect();
+        names.extend(kernels.built_only().into_iter().map(str::to_owned));
         names.extend(jobs.iter().map(|job| job.name.clone()));
         only.check(&names)?;
 
@@ -245,14 +255,23 @@ impl Run<'_> {
             }
         }
 
+        let is_empty = tree.tip == tree.base;
+        let skipped = |name| vec![Outcome::skipped(name, "all", "patches/ is empty")];
+        for name in kernels.built_only() {
+            if only.picks(name) {
+                let needs_series = kernels.get(name)?.tree == Source::Series;
+                add(if is_empty && needs_series {
+                    skipped(name)
+                } else {
+                    vec![self.only_build(&kernels, name)?]
+                });
+            }
+        }
+
         let mut picked = Vec::new();
         for job in jobs.iter().filter(|job| only.picks(&job.name)) {
-            if tree.tip == tree.base && job.needs_series(&kernels)? {
-                add(vec![Outcome::skipped(
-                    &job.name,
-                    "all",
-                    "patches/ is empty",
-                )]);
+            if is_empty && job.needs_series(&kernels)? {
+                add(skipped(&job.name));
             } else {
                 picked.push(job);
             }

@@ -4,6 +4,7 @@
 //! not even started when tree, configuration and compiler are those of the
 //! last build that succeeded.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,18 @@ pub struct Compiler {
     /// `CC=`
     pub cc: Option<String>,
 }
+
+/// The kernel's make ended with an error.
+#[derive(Debug)]
+pub struct Broken(String);
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Broken {}
 
 /// Disk space that a kernel takes, with what its tests leave.
 const KERNEL_BYTES: u64 = 3 << 30;
@@ -79,28 +92,30 @@ impl Builder<'_> {
         let text = config::text(&wanted);
         let inputs = make.inputs(&text, kernel)?;
         let mark = built.dir.join("p2p-built");
-        if inputs.is_some() && fs::read_to_string(&mark).ok() == inputs && built.image().is_file() {
+        let is_there = if kernel.is_built_only() {
+            mark.is_file()
+        } else {
+            built.image().is_file()
+        };
+        if inputs.is_some() && fs::read_to_string(&mark).ok() == inputs && is_there {
             return Ok(());
         }
-        need_space(
-            &built.dir,
-            if built.image().is_file() {
-                1 << 28
-            } else {
-                KERNEL_BYTES
-            },
-        )?;
+        need_space(&built.dir, if is_there { 1 << 28 } else { KERNEL_BYTES })?;
         let _ = fs::remove_file(&mark);
 
         let step = self.ui.step(format!("build: kernel {name}"));
         make.configure(&text, &wanted, &step)?;
         let jobs = format!("-j{}", self.jobs);
-        make.run(&[&jobs, "bzImage", "modules"], &step)?;
-        link_modules(&built)?;
-        // What `vng` and the selftests look for beside the source.
-        make.run(&["headers_install"], &step)?;
-        for entry in &kernel.selftests {
-            make.selftests(entry, &step)?;
+        if kernel.is_built_only() {
+            make.run(&only_built(&jobs, kernel), &step)?;
+        } else {
+            make.run(&[&jobs, "bzImage", "modules"], &step)?;
+            link_modules(&built)?;
+            // What `vng` and the selftests look for beside the source.
+            make.run(&["headers_install"], &step)?;
+            for entry in &kernel.selftests {
+                make.selftests(entry, &step)?;
+            }
         }
         if let Some(inputs) = inputs {
             fs::write(&mark, inputs)?;
@@ -108,6 +123,16 @@ impl Builder<'_> {
         step.done("built");
         Ok(())
     }
+}
+
+/// Arguments that build targets, all that can be, with warnings as errors: an
+/// object that has one must not be there when make looks the next time.
+fn only_built<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
+    let targets = kernel.targets.iter().map(String::as_str);
+    [jobs, "--keep-going", "W=1e"]
+        .into_iter()
+        .chain(targets)
+        .collect()
 }
 
 /// One folder with all modules, as the guest's `insmod` and the selftests want.
@@ -145,7 +170,10 @@ impl Make<'_> {
         }
         let head = ask(self.source, &["rev-parse", "HEAD"])?;
         let command = shown(&self.command()?);
-        let all = format!("{head}\n{command}\n{config}\n{:?}", kernel.selftests);
+        let all = format!(
+            "{head}\n{command}\n{config}\n{:?}\n{:?}",
+            kernel.selftests, kernel.targets
+        );
         Ok(Some(digest(all.as_bytes())))
     }
 
@@ -295,12 +323,12 @@ impl Make<'_> {
         })?;
         if !status.success() {
             let log_text = fs::read_to_string(&log).unwrap_or_default();
-            bail!(
+            bail!(Broken(format!(
                 "kernel {} could not be built:\n{}\nThe whole log: {}\nTo repeat: {text}",
                 self.name,
                 complaints(&log_text),
                 self.builder.paths.short(&log),
-            );
+            )));
         }
         Ok(())
     }
@@ -340,6 +368,15 @@ mod tests {
         let log = "  CC      a.o\nb.c:1:2: error: no\nmake: *** [x] Error 1\n";
         assert!(complaints(log).starts_with("    b.c:1:2: error: no"));
         assert_eq!(complaints("only this\n"), "    only this");
+    }
+
+    #[test]
+    fn warnings_are_errors_where_nothing_boots() {
+        let kernel = "tree = 'series'\nfragments = ['common']\ntargets = ['a.o', 'b/']\n";
+        let kernel: Kernel = toml::from_str(kernel).unwrap();
+        assert!(kernel.is_built_only());
+        let arguments = only_built("-j2", &kernel);
+        assert_eq!(arguments, ["-j2", "--keep-going", "W=1e", "a.o", "b/"]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ fn the_plan_of_this_repository() {
         for kernel in job.needs() {
             let kernel = kernels.get(kernel).unwrap();
             assert!(!kernel.fragments.is_empty());
+            assert!(!kernel.is_built_only(), "{} cannot boot it", job.name);
         }
         assert!(
             job.spec.scenarios || job.spec.kunit.is_some() || !job.spec.programs.is_empty(),
