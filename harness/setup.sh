@@ -20,6 +20,9 @@ tool='cargo-web rust-web-clippy qemu-system-x86 python3-venv xz-utils zstd
 	util-linux coreutils ca-certificates'
 # checkpatch.pl, for spdxcheck.py.
 style='python3-ply python3-git'
+# RDMA in the guest, which sees these files: tools, libraries, and rdma-core's own
+# tests with what makes a kernel's report of theirs.
+rdma='iproute2 ibverbs-providers libibverbs-dev pkgconf python3-pyverbs python3-tap'
 
 die() {
 	printf 'setup: %s\n' "$@" >&2
@@ -28,9 +31,9 @@ die() {
 
 missing_packages() {
 	# shellcheck disable=SC2086
-	there=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $kernel $tool $style 2>/dev/null |
+	there=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $kernel $tool $style $rdma 2>/dev/null |
 		sed -n 's/ installed$//p')
-	for package in $kernel $tool $style; do
+	for package in $kernel $tool $style $rdma; do
 		case "
 $there
 " in
@@ -70,6 +73,7 @@ if command -v dpkg-query >/dev/null 2>&1; then
 else
 	for program in clang-19 ld.lld-19 gcc make git perl flex bison bc pahole \
 		depmod cpio rsync ccache python3 xz zstd qemu-system-x86_64 \
+		ip rdma pkg-config \
 		/usr/bin/cargo /usr/bin/rustc; do
 		command -v "$program" >/dev/null 2>&1 ||
 			die "$program not found. This is not a Debian: install what holds it, then try again."

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::outcome::Usage;
 use crate::paths::Paths;
 use crate::proc::{quote, tail};
 use crate::report::Outcome;
+use crate::setup::rdma_core;
 use crate::topology::{Topologies, Topology};
 use crate::vm::{Boot, Booter, Ran};
 
@@ -43,8 +44,12 @@ struct Spec {
     #[serde(default)]
     load: Vec<String>,
     #[serde(default)]
+    prepare: Vec<String>,
+    #[serde(default)]
     programs: Vec<String>,
     from: Option<String>,
+    #[serde(default)]
+    pyverbs: Vec<String>,
     kunit: Option<String>,
     #[serde(default)]
     kmemleak: bool,
@@ -123,6 +128,11 @@ impl Job<'_> {
         Ok(false)
     }
 
+    /// Whether it runs rdma-core's own tests.
+    pub fn needs_rdma_core(&self) -> bool {
+        !self.spec.pyverbs.is_empty()
+    }
+
     /// Boots it and gives its results.
     pub fn run(&self, booter: &Booter<'_>, paths: &Paths) -> Result<Vec<Outcome>> {
         let kernel = Built::at(paths, &self.kernel);
@@ -136,7 +146,7 @@ impl Job<'_> {
             ran
         } else {
             let ran = self.boot(booter, paths, &kernel, limit)?;
-            for program in &self.spec.programs {
+            for program in self.spec.programs.iter().chain(&self.spec.pyverbs) {
                 outcomes.extend(self.program(program, &ran));
             }
             ran
@@ -189,10 +199,25 @@ impl Job<'_> {
             None => kernel.clone(),
         };
         let mut job = demo::load(&self.spec.load, self.topology);
+        for script in &self.spec.prepare {
+            let file = guest_script(&paths.root, script);
+            job.push_str(&format!(". {}\n", quote(&file.to_string_lossy())));
+        }
         for program in &self.spec.programs {
             let (folder, name) = split(program);
             let file = programs.selftests(folder).join(name);
             job.push_str(&format!("run {name} {}\n", quote(&file.to_string_lossy())));
+        }
+        if self.needs_rdma_core() {
+            let script = paths.root.join("harness/guest/pyverbs.py");
+            let tests = rdma_core::tests(paths, booter.ui)?;
+            for module in &self.spec.pyverbs {
+                job.push_str(&format!(
+                    "run {module} pyverbs {} {} {module}\n",
+                    quote(&script.to_string_lossy()),
+                    quote(&tests.to_string_lossy()),
+                ));
+            }
         }
         if self.spec.kmemleak {
             job.push_str("kmemleak\n");
@@ -233,6 +258,11 @@ impl Job<'_> {
         }
         outcomes
     }
+}
+
+/// A script of the guest's side that jobs may have run first.
+fn guest_script(root: &Path, name: &str) -> PathBuf {
+    root.join("harness/guest").join(format!("{name}.sh"))
 }
 
 fn split(program: &str) -> (&str, &str) {

@@ -1,5 +1,6 @@
-//! What packages of the distribution do not give: bindgen, virtme-ng and the
-//! base kernel's source. All of it goes to the cache, once.
+//! What packages of the distribution do not give, or not where it is needed:
+//! bindgen, virtme-ng, the base kernel's source, and rdma-core's own tests. All
+//! of it goes to the cache, once.
 
 use std::env;
 use std::fs;
@@ -11,6 +12,8 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 use crate::paths::Paths;
 use crate::proc::{capture, output, tail};
 use crate::ui::Ui;
+
+pub mod rdma_core;
 
 const BINDGEN: &str = "0.72.1";
 const VIRTME_NG: &str = "1.42";

@@ -48,6 +48,7 @@ impl Run<'_> {
                 if paths.kdir.is_none() {
                     setup::base(paths, ui)?;
                 }
+                setup::rdma_core::tests(paths, ui)?;
                 ui.say("set up");
             }
             Command::Tree => {
@@ -278,6 +279,10 @@ impl Run<'_> {
         }
         let jobs = picked;
         let tools = self.build(&kernels, &kernels_for(&jobs, &kernels))?;
+        if jobs.iter().any(|job| job.needs_rdma_core()) {
+            // Before jobs run side by side, of which each would do it.
+            setup::rdma_core::tests(self.paths, self.ui)?;
+        }
         let booter = self.booter(&tools, &topologies);
         run_all(jobs, self.jobs(), |job: &Job<'_>| {
             let start = Instant::now();

@@ -21,10 +21,16 @@ fn the_plan_of_this_repository() {
             assert!(!kernel.is_built_only(), "{} cannot boot it", job.name);
         }
         assert!(
-            job.spec.scenarios || job.spec.kunit.is_some() || !job.spec.programs.is_empty(),
+            job.spec.scenarios
+                || job.spec.kunit.is_some()
+                || !job.spec.programs.is_empty()
+                || !job.spec.pyverbs.is_empty(),
             "{} has nothing to do",
             job.name
         );
+        for script in &job.spec.prepare {
+            assert!(guest_script(&root(), script).is_file(), "{script}");
+        }
         let source = kernels.get(job.needs().last().unwrap()).unwrap();
         for program in &job.spec.programs {
             let built = source

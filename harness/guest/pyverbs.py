@@ -1,0 +1,62 @@
+"""Runs a module of rdma-core's own tests, and prints what a kernel selftest does.
+
+usage: pyverbs.py MODULE [OPTION OF THE TESTS...], e.g. test_odp --dev rxe0
+
+The tests are in PYTHONPATH: as package `tests`, and its directory for the parser
+of their options. Each test is named by its class and method: the report must not
+change with the words in somebody's doc string. The plan comes first, so that a
+crash in the middle is seen.
+"""
+
+import sys
+import unittest
+
+from tap import tracker
+from tap.runner import TAPTestResult, TAPTestRunner
+
+from args_parser import parser
+
+
+class Tracker(tracker.Tracker):
+    """Puts what a test has to tell before its result, where a kernel's tests do."""
+
+    def add_not_ok(self, class_name, description, directive="", diagnostics=None):
+        print(diagnostics or "", end="", file=self.stream)
+        super().add_not_ok(class_name, description, directive)
+
+
+class Result(TAPTestResult):
+    """Names tests."""
+
+    def _description(self, test):
+        return ".".join(test.id().split(".")[-2:])
+
+
+class Runner(TAPTestRunner):
+    """Reports to the standard output while tests run."""
+
+    resultclass = Result
+
+    def run(self, test):
+        print("TAP version 13")
+        self.set_stream(False)
+        self.tracker = Tracker(streaming=True, stream=sys.stdout, header=False,
+                               plan=test.countTestCases())
+        return super().run(test)
+
+    def _makeResult(self):
+        result = super()._makeResult()
+        result.tracker = self.tracker
+        return result
+
+
+def main():
+    """Runs the module that the first argument names."""
+    sys.stdout.reconfigure(line_buffering=True)
+    module = sys.argv.pop(1)
+    # Takes its options out of sys.argv.
+    parser.parse_args()
+    unittest.main(module=None, argv=[sys.argv[0], f"tests.{module}"], testRunner=Runner())
+
+
+main()

@@ -1,0 +1,39 @@
+# An RDMA device without hardware, rxe0, on a network device that leads nowhere:
+# rxe hands packets to itself over. Sourced by jobs that ask for it, after the
+# modules were loaded.
+#
+# udev is not there, which renames devices and makes nodes elsewhere: those of
+# devtmpfs are what libibverbs opens.
+
+# GID 0 is that of the MAC address, and needs IPv6; this is the IPv4 address's.
+rxe_gid=1
+
+must() {
+	"$@" && return
+	echo "failed: $*"
+	finish 103
+}
+
+must ip link set lo up
+must ip link set dummy0 up
+must ip address add 192.0.2.1/24 dev dummy0
+must rdma link add rxe0 type rxe netdev dummy0
+
+# The GID table follows the addresses of the network device, a moment later.
+_gids=/sys/class/infiniband/rxe0/ports/1/gids
+_tries=0
+until grep -q 'ffff:c000:0201$' "$_gids/$rxe_gid" && [ -c /dev/infiniband/uverbs0 ]; do
+	_tries=$((_tries + 1))
+	[ "$_tries" -lt 100 ] || must false "rxe0 has no GID of its address"
+	sleep 0.1
+done
+
+# Some of rdma-core's tests want huge pages: 2 MiB for each side, and spare.
+echo 16 >/proc/sys/vm/nr_hugepages
+
+# pyverbs SCRIPT TESTS MODULE: a module of rdma-core's own tests; SCRIPT is
+# pyverbs.py, and TESTS the directory above them
+pyverbs() {
+	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$2:$2/tests \
+		/usr/bin/python3 "$1" "$3" --dev rxe0 --gid "$rxe_gid"
+}
