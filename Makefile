@@ -24,7 +24,7 @@ p2p = @harness/setup.sh && unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
 # Programs that are called leave nothing elsewhere.
 export TMPDIR := $(CURDIR)/build/tmp
 
-.PHONY: help setup tree export drift build demo test shell clean
+.PHONY: help setup tree export drift build demo test mutants bench shell clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -60,6 +60,12 @@ demo: ## run the main job in every topology; ends with a table
 
 test: ## run everything; ends with "N passed, N failed, N skipped"
 	$(p2p) test $(only)
+
+mutants: ## plant defects into the series; ends with which test noticed which
+	$(p2p) mutants $(only)
+
+bench: ## count instructions: the series against the base, in place against home
+	$(p2p) bench $(only)
 
 shell: ## a shell in a virtual machine: make shell ONLY=switch
 	$(p2p) shell $(only)

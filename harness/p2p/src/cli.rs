@@ -75,6 +75,16 @@ enum Command {
         #[arg(long)]
         only: Option<String>,
     },
+    /// Plant defects; ends with a table of which test noticed which.
+    Mutants {
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// Count instructions, and judge what they come to.
+    Bench {
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// A shell in a topology.
     Shell {
         #[arg(long)]

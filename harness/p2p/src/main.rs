@@ -2,16 +2,19 @@
 //! builds and boots it, and says whether it does what it should.
 //!
 //! A command's path, in file order: [`cli`] → [`setup`] → [`tree`] →
-//! [`kernel`] → [`vm`] → [`demo`] or [`plan`] → [`report`].
+//! [`kernel`] → [`vm`] → [`demo`] or [`plan`] → [`report`]. [`mutants`] turns
+//! the last steps on the tests themselves, [`bench`] counts instructions.
 
 use std::process::ExitCode;
 
+mod bench;
 mod cli;
 mod demo;
 mod export;
 mod git;
 mod kernel;
 mod logscan;
+mod mutants;
 mod outcome;
 mod paths;
 mod plan;

@@ -33,30 +33,38 @@ pub struct Plan {
     pub same: Vec<Same>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+/// What a job does; qemu/tests.toml says what the fields mean.
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Spec {
-    name: String,
-    topologies: Vec<String>,
-    kernel: Option<String>,
+pub struct Spec {
+    pub name: String,
+    pub topologies: Vec<String>,
+    pub kernel: Option<String>,
     #[serde(default)]
-    scenarios: bool,
+    pub scenarios: bool,
+    /// Modules that are loaded first.
     #[serde(default)]
-    load: Vec<String>,
+    pub load: Vec<String>,
+    /// `folder/program` of the selftests, and its arguments.
     #[serde(default)]
-    prepare: Vec<String>,
+    pub programs: Vec<String>,
+    pub from: Option<String>,
+    /// Scripts of the guest's side that come before the programs.
     #[serde(default)]
-    programs: Vec<String>,
-    from: Option<String>,
+    pub prepare: Vec<String>,
+    /// Modules of rdma-core's own tests.
     #[serde(default)]
-    pyverbs: Vec<String>,
-    kunit: Option<String>,
+    pub pyverbs: Vec<String>,
+    /// The kernel's own tests at boot, by filter.
+    pub kunit: Option<String>,
     #[serde(default)]
-    kmemleak: bool,
-    icount: Option<String>,
+    pub kmemleak: bool,
+    pub icount: Option<String>,
+    /// Text in a report of the kernel's log that a test provokes.
     #[serde(default)]
-    allow: Vec<String>,
-    limit: u64,
+    pub allow: Vec<String>,
+    /// Seconds until the machine counts as hung.
+    pub limit: u64,
 }
 
 /// Two jobs that must come out the same, test by test.
@@ -110,7 +118,17 @@ impl Plan {
     }
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    /// A job that is not in the plan.
+    pub fn alone(name: String, kernel: &str, topology: &'a Topology, spec: Spec) -> Self {
+        Self {
+            name,
+            kernel: kernel.to_owned(),
+            topology,
+            spec,
+        }
+    }
+
     /// The kernels that must be built for it.
     pub fn needs(&self) -> Vec<&str> {
         let mut needs = vec![self.kernel.as_str()];
@@ -204,9 +222,14 @@ impl Job<'_> {
             job.push_str(&format!(". {}\n", quote(&file.to_string_lossy())));
         }
         for program in &self.spec.programs {
-            let (folder, name) = split(program);
+            let (path, arguments) = words(program);
+            let (folder, name) = split(path);
             let file = programs.selftests(folder).join(name);
-            job.push_str(&format!("run {name} {}\n", quote(&file.to_string_lossy())));
+            job.push_str(&format!(
+                "run {} {} {arguments}\n",
+                log_name(program),
+                quote(&file.to_string_lossy())
+            ));
         }
         if self.needs_rdma_core() {
             let script = paths.root.join("harness/guest/pyverbs.py");
@@ -237,8 +260,9 @@ impl Job<'_> {
     }
 
     fn program(&self, program: &str, ran: &Ran) -> Vec<Outcome> {
-        let (_, name) = split(program);
-        let Some(log) = ran.file(&format!("{name}.log")) else {
+        let (_, name) = split(words(program).0);
+        let file = log_name(program);
+        let Some(log) = ran.file(&format!("{file}.log")) else {
             return vec![Outcome::failed(&self.name, name, "it was not started")];
         };
         let cases = ktap::parse(&log);
@@ -248,7 +272,7 @@ impl Job<'_> {
             .map(|case| Outcome::from_ktap(&self.name, name, case))
             .collect();
         // 4: everything was skipped.
-        let status = ran.file(&format!("{name}.status")).unwrap_or_default();
+        let status = ran.file(&format!("{file}.status")).unwrap_or_default();
         if all_passed && !matches!(status.trim(), "0" | "4") {
             outcomes.push(Outcome::failed(
                 &self.name,
@@ -267,6 +291,23 @@ fn guest_script(root: &Path, name: &str) -> PathBuf {
 
 fn split(program: &str) -> (&str, &str) {
     program.rsplit_once('/').unwrap_or((".", program))
+}
+
+/// A program, and its arguments as a shell takes them.
+fn words(program: &str) -> (&str, &str) {
+    program.split_once(' ').unwrap_or((program, ""))
+}
+
+/// Names the files of a program's run; with other arguments, it is another run.
+fn log_name(program: &str) -> String {
+    let (path, arguments) = words(program);
+    let (_, name) = split(path);
+    let mut log = name.to_owned();
+    for argument in arguments.split_whitespace() {
+        log.push('.');
+        log.push_str(&argument.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
+    }
+    log
 }
 
 fn loud(ran: &Ran, allowed: &[String]) -> Option<String> {

@@ -138,21 +138,34 @@ impl Tree {
 
     /// A second work tree that has the base alone.
     pub fn base_worktree(&self, paths: &Paths, ui: &Ui) -> Result<PathBuf> {
-        let dir = paths.work.join("linux-base");
+        let step = "tree: the base by itself";
+        self.worktree(paths, ui, "linux-base", &self.base, step)
+    }
+
+    /// A work tree of that name, which has `commit` checked out.
+    pub fn worktree(
+        &self,
+        paths: &Paths,
+        ui: &Ui,
+        name: &str,
+        commit: &str,
+        what: &str,
+    ) -> Result<PathBuf> {
+        let dir = paths.work.join(name);
         if !dir.exists() {
             need_space(&paths.work, TREE_BYTES / 2)?;
-            let step = ui.step("tree: the base by itself");
+            let step = ui.step(what);
             ask(&self.dir, &["worktree", "prune"])?;
             let shown = dir.to_string_lossy();
-            let add = ["worktree", "add", "--quiet", "--detach", &shown, &self.base];
+            let add = ["worktree", "add", "--quiet", "--detach", &shown, commit];
             if let Err(error) = ask(&self.dir, &add) {
                 // Not half a tree: the next run begins anew.
                 let _ = fs::remove_dir_all(&dir);
                 return Err(error);
             }
             step.done("checked out");
-        } else if ask(&dir, &["rev-parse", "HEAD"])? != self.base {
-            ask(&dir, &["checkout", "--quiet", "--detach", &self.base])?;
+        } else if ask(&dir, &["rev-parse", "HEAD"])? != commit {
+            ask(&dir, &["checkout", "--quiet", "--detach", commit])?;
         }
         Ok(dir)
     }

@@ -9,10 +9,12 @@ use anyhow::{Context, Result};
 use ktap::Status;
 
 use super::{Command, Options, own};
+use crate::bench::{self, Bench};
 use crate::demo;
 use crate::export;
 use crate::kernel::build::{Broken, Builder, Compiler};
 use crate::kernel::{Built, Kernels, Source};
+use crate::mutants::Mutants;
 use crate::outcome::{Verdict, status, status_of};
 use crate::paths::Paths;
 use crate::plan::{Job, Only, Plan, kernels_for, run_all};
@@ -74,6 +76,8 @@ impl Run<'_> {
             }
             Command::Demo { only } => return self.demo(&Only::new(only.as_deref())),
             Command::Test { only } => return self.test(&Only::new(only.as_deref())),
+            Command::Mutants { only } => return self.mutants(&Only::new(only.as_deref())),
+            Command::Bench { only } => return self.bench(&Only::new(only.as_deref())),
             Command::Shell { only } => self.shell(only.as_deref().unwrap_or("switch"))?,
             Command::Clean => self.clean()?,
         }
@@ -100,19 +104,32 @@ impl Run<'_> {
         }
         let tools = setup::tools(self.paths, self.ui)?;
         let tree = tree::ensure(self.paths, self.ui)?;
+        let compiler = self.compiler();
+        self.builder(&tools, &tree, &compiler).all(kernels, names)?;
+        Ok(tools)
+    }
+
+    fn builder<'b>(
+        &'b self,
+        tools: &'b setup::Tools,
+        tree: &'b tree::Tree,
+        compiler: &'b Compiler,
+    ) -> Builder<'b> {
         Builder {
             paths: self.paths,
             ui: self.ui,
-            tools: &tools,
-            tree: &tree,
-            compiler: &Compiler {
-                llvm: self.options.llvm.clone(),
-                cc: self.options.cc.clone(),
-            },
+            tools,
+            tree,
+            compiler,
             jobs: self.jobs(),
         }
-        .all(kernels, names)?;
-        Ok(tools)
+    }
+
+    fn compiler(&self) -> Compiler {
+        Compiler {
+            llvm: self.options.llvm.clone(),
+            cc: self.options.cc.clone(),
+        }
     }
 
     /// A kernel that is built and not booted: that is the test.
@@ -303,6 +320,43 @@ impl Run<'_> {
             report.outcomes.extend(outcome);
         }
         Ok(())
+    }
+
+    fn bench(&self, only: &Only) -> Result<Verdict> {
+        let settings = bench::Settings::read(&self.paths.root)?;
+        let topologies = Topologies::read(&self.paths.root)?;
+        let kernels = Kernels::read(&self.paths.root)?;
+        let names = settings.kernels();
+        let tools = self.build(&kernels, &names)?;
+        let tree = tree::open(self.paths)?;
+        let compiler = self.compiler();
+        let builder = self.builder(&tools, &tree, &compiler);
+        for name in names {
+            builder.bench(name, kernels.get(name)?)?;
+        }
+        Bench {
+            paths: self.paths,
+            ui: self.ui,
+            booter: &self.booter(&tools, &topologies),
+            settings: &settings,
+        }
+        .run(only, &topologies)
+    }
+
+    fn mutants(&self, only: &Only) -> Result<Verdict> {
+        let topologies = Topologies::read(&self.paths.root)?;
+        let tools = setup::tools(self.paths, self.ui)?;
+        let tree = tree::ensure(self.paths, self.ui)?;
+        Mutants {
+            paths: self.paths,
+            ui: self.ui,
+            tools: &tools,
+            compiler: &self.compiler(),
+            jobs: self.jobs(),
+            tree: &tree,
+            booter: &self.booter(&tools, &topologies),
+        }
+        .run(only, &topologies)
     }
 
     fn shell(&self, name: &str) -> Result<()> {

@@ -13,6 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::{Built, Kernel, Kernels, Source, config};
+use crate::bench;
 use crate::git::ask;
 use crate::outcome::Usage;
 use crate::paths::{Paths, digest};
@@ -70,16 +71,14 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn one(&self, name: &str, kernel: &Kernel) -> Result<()> {
+    /// Builds the kernel of that name, with its selftests.
+    pub fn one(&self, name: &str, kernel: &Kernel) -> Result<()> {
         if kernel.llvm && self.compiler.llvm.is_none() && self.compiler.cc.is_some() {
             bail!(Usage(format!(
                 "kernel {name} can be built by LLVM alone: leave CC= out, or use ONLY="
             )));
         }
-        let source = match kernel.tree {
-            Source::Series => self.tree.dir.clone(),
-            Source::Base => self.tree.base_worktree(self.paths, self.ui)?,
-        };
+        let source = self.source(kernel)?;
         let built = Built::at(self.paths, name);
         fs::create_dir_all(&built.dir)?;
         let make = Make {
@@ -122,6 +121,62 @@ impl Builder<'_> {
         }
         step.done("built");
         Ok(())
+    }
+
+    /// Builds the benchmark's module and program for a kernel that was built.
+    pub fn bench(&self, name: &str, kernel: &Kernel) -> Result<()> {
+        let source = self.source(kernel)?;
+        let built = Built::at(self.paths, name);
+        let output = bench::output(&built);
+        fs::create_dir_all(&output)?;
+        let make = Make {
+            builder: self,
+            name,
+            source: &source,
+            output: &built.dir,
+        };
+        let step = self.ui.step(format!("build: benchmark for {name}"));
+        let sources = self.paths.root.join(bench::SOURCES);
+        let module = format!("M={}", sources.display());
+        make.run(
+            &[&module, &format!("MO={}", output.display()), "modules"],
+            &step,
+        )?;
+        // The interface of the test devices is only in the series' headers.
+        let series = Built::at(self.paths, "plain");
+        let mut command = make.bare("gcc")?;
+        command
+            .args(["-O2", "-Wall", "-Werror", "-isystem"])
+            .arg(series.dir.join("usr/include"))
+            .arg("-o")
+            .arg(output.join("bench"))
+            .arg(sources.join("bench.c"));
+        make.finish(command, &step)
+    }
+
+    fn source(&self, kernel: &Kernel) -> Result<PathBuf> {
+        match kernel.tree {
+            Source::Series => Ok(self.tree.dir.clone()),
+            Source::Base => self.tree.base_worktree(self.paths, self.ui),
+        }
+    }
+
+    /// Builds what has changed of a kernel that was built before, and not its
+    /// selftests.
+    pub fn again(&self, name: &str) -> Result<()> {
+        let built = Built::at(self.paths, name);
+        // What was built is no longer what the mark says.
+        let _ = fs::remove_file(built.dir.join("p2p-built"));
+        let make = Make {
+            builder: self,
+            name,
+            source: &self.tree.dir,
+            output: &built.dir,
+        };
+        let step = self.ui.step(format!("build: kernel {name}"));
+        let jobs = format!("-j{}", self.jobs);
+        make.run(&[&jobs, "bzImage", "modules"], &step)?;
+        link_modules(&built)
     }
 }
 

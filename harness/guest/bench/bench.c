@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Counts instructions; runs in the guest, as root, on the base and on the
+ * series. Each line of output is a JSON object: a case, a number of pages, and
+ * what the case took. The host makes quotients of it.
+ *
+ * usage: bench ram | p2p
+ */
+#define _GNU_SOURCE
+#include <err.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#include <linux/p2ptest.h>
+
+#include "hmm_bench.h"
+
+#define PAGE		4096UL
+#define HUGE		(2UL << 20)
+#define HUGE_PAGES	(HUGE / PAGE)
+#define ROUNDS		5
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE	25
+#endif
+
+static int bench_fd, gpu_fd, nic_fd;
+
+static uint64_t ticks(void)
+{
+	uint32_t low, high;
+
+	asm volatile("lfence; rdtsc" : "=a"(low), "=d"(high) :: "memory");
+	return low | (uint64_t)high << 32;
+}
+
+static void say(const char *what, unsigned long pages, uint64_t count)
+{
+	printf("{\"case\":\"%s\",\"pages\":%lu,\"count\":%llu}\n", what, pages,
+	       (unsigned long long)count);
+	fflush(stdout);
+}
+
+/* Aligned to 2 MiB */
+static char *reserve(size_t len)
+{
+	char *p = mmap(NULL, len + HUGE, PROT_NONE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (p == MAP_FAILED)
+		err(1, "mmap of %zu bytes", len);
+	return (char *)(((uintptr_t)p + HUGE - 1) & ~(HUGE - 1));
+}
+
+static char *anonymous(size_t len, bool huge)
+{
+	char *p = mmap(reserve(len), len, PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	size_t at;
+
+	if (p == MAP_FAILED)
+		err(1, "mmap of %zu bytes", len);
+	if (madvise(p, len, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE))
+		err(1, "madvise");
+	for (at = 0; at < len; at += PAGE)
+		p[at] = 1;
+	if (huge && madvise(p, len, MADV_COLLAPSE))
+		err(1, "no huge pages");
+	return p;
+}
+
+static struct hmm_bench fault(char *p, unsigned long pages, unsigned int flags,
+			      unsigned int rounds)
+{
+	struct hmm_bench args = {
+		.addr = (uintptr_t)p,
+		.pages = pages,
+		.flags = flags,
+		.rounds = rounds,
+	};
+
+	if (ioctl(bench_fd, HMM_BENCH, &args))
+		err(1, "fault of %lu pages, flags %x", pages, flags);
+	return args;
+}
+
+static void found(const struct hmm_bench *args, uint64_t host, uint64_t alias)
+{
+	if (args->host != host || args->alias != alias)
+		errx(1, "of %llu pages, %llu are in host memory and %llu have an alias",
+		     args->pages, args->host, args->alias);
+}
+
+/* Two sizes of everything, so that what is paid once per call can be taken out */
+static const unsigned long sizes[] = { 1024, 2048 };
+static const unsigned long huge_sizes[] = { 8 * HUGE_PAGES, 16 * HUGE_PAGES };
+
+static void ram(void)
+{
+	char *p = anonymous(sizes[1] * PAGE, false);
+	char *h = anonymous(huge_sizes[1] * PAGE, true);
+	struct hmm_bench args;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		args = fault(p, sizes[i], 0, ROUNDS);
+		found(&args, sizes[i], 0);
+		say("snapshot_4k", sizes[i], args.fault);
+		args = fault(p, sizes[i], BENCH_FAULT, ROUNDS);
+		say("fault_4k", sizes[i], args.fault);
+		args = fault(p, sizes[i], BENCH_FAULT | BENCH_MAP, ROUNDS);
+		say("map_ram", sizes[i], args.map);
+		say("unmap_ram", sizes[i], args.unmap);
+		args = fault(h, huge_sizes[i], BENCH_FAULT, ROUNDS);
+		found(&args, huge_sizes[i], 0);
+		say("fault_2m", huge_sizes[i], args.fault);
+	}
+	munmap(p, sizes[1] * PAGE);
+	munmap(h, huge_sizes[1] * PAGE);
+}
+
+/* 16 GiB of addresses that share 256 MiB of memory */
+static void range(void)
+{
+	const size_t file_len = 256UL << 20, len = 16UL << 30;
+	int fd = memfd_create("bench", 0);
+	struct hmm_bench args;
+	char *p = reserve(len);
+	size_t at;
+
+	if (fd < 0 || ftruncate(fd, file_len))
+		err(1, "memfd");
+	for (at = 0; at < len; at += file_len)
+		if (mmap(p + at, file_len, PROT_READ,
+			 MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd,
+			 0) == MAP_FAILED)
+			err(1, "mmap at %zu", at);
+	for (at = PAGE; at <= len; at *= 4) {
+		args = fault(p, at / PAGE, 0, at > (1UL << 30) ? 1 : ROUNDS);
+		found(&args, at / PAGE, 0);
+		say("range", at / PAGE, args.fault);
+	}
+	munmap(p, len);
+	close(fd);
+}
+
+static void migrate(char *p, size_t len)
+{
+	struct p2ptest_gpu_migrate args = {
+		.addr = (uintptr_t)p,
+		.len = len,
+		.dir = P2PTEST_GPU_TO_VRAM,
+	};
+
+	if (ioctl(gpu_fd, P2PTEST_GPU_MIGRATE, &args) ||
+	    args.pages != len / PAGE)
+		err(1, "%llu of %zu pages moved to VRAM", args.pages,
+		    len / PAGE);
+}
+
+/* Where the pages are, or by way of host memory and back */
+static void alias(void)
+{
+	char *p = anonymous(sizes[1] * PAGE, false);
+	char *h = anonymous(huge_sizes[1] * PAGE, true);
+	const unsigned int peer = BENCH_FAULT | BENCH_P2P_OK;
+	struct hmm_bench args;
+	uint64_t start;
+	int i;
+
+	migrate(p, sizes[1] * PAGE);
+	migrate(h, huge_sizes[1] * PAGE);
+	for (i = 0; i < 2; i++) {
+		args = fault(p, sizes[i], peer, ROUNDS);
+		found(&args, 0, sizes[i]);
+		say("alias_4k", sizes[i], args.fault);
+		args = fault(p, sizes[i], peer | BENCH_MAP, ROUNDS);
+		say("map_alias", sizes[i], args.map);
+		say("unmap_alias", sizes[i], args.unmap);
+		say("alias_4k_runs", sizes[i], args.runs);
+		args = fault(h, huge_sizes[i], peer, ROUNDS);
+		found(&args, 0, huge_sizes[i]);
+		say("alias_2m", huge_sizes[i], args.fault);
+		args = fault(h, huge_sizes[i], peer | BENCH_MAP, ROUNDS);
+		say("map_alias_2m", huge_sizes[i], args.map);
+		say("alias_2m_runs", huge_sizes[i], args.runs);
+	}
+	for (i = 0; i < 2; i++) {
+		start = ticks();
+		args = fault(p, sizes[i], BENCH_FAULT, 1);
+		found(&args, sizes[i], 0);
+		migrate(p, sizes[i] * PAGE);
+		say("home_and_back_4k", sizes[i], ticks() - start);
+
+		start = ticks();
+		args = fault(h, huge_sizes[i], BENCH_FAULT, 1);
+		found(&args, huge_sizes[i], 0);
+		migrate(h, huge_sizes[i] * PAGE);
+		say("home_and_back_2m", huge_sizes[i], ticks() - start);
+	}
+	munmap(p, sizes[1] * PAGE);
+	munmap(h, huge_sizes[1] * PAGE);
+}
+
+/* Time on the CPU: that the NIC sleeps while it transfers does not count */
+static uint64_t cpu_time(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return t.tv_sec * 1000000000ULL + t.tv_nsec;
+}
+
+static uint64_t nic_read(unsigned int handle, char *p, bool faults)
+{
+	char byte;
+	struct p2ptest_nic_xfer args = {
+		.addr = (uintptr_t)p,
+		.len = 1,
+		.buf = (uintptr_t)&byte,
+		.handle = handle,
+	};
+	uint64_t start = cpu_time();
+
+	if (ioctl(nic_fd, P2PTEST_NIC_XFER, &args))
+		err(1, "NIC");
+	start = cpu_time() - start;
+	if (!!args.faults != faults)
+		errx(1, "the NIC faulted %u times", args.faults);
+	return start;
+}
+
+/*
+ * The first byte that the NIC reads of a page, and the same byte once more: the
+ * difference is the page fault of the NIC.
+ */
+static void nic(bool peer)
+{
+	const unsigned long pages = 8;
+	char *p = anonymous(pages * PAGE, false);
+	struct p2ptest_nic_reg args = {
+		.addr = (uintptr_t)p,
+		.len = pages * PAGE,
+		.flags = P2PTEST_NIC_MR_WRITE |
+			 (peer ? 0 : P2PTEST_NIC_MR_NO_P2P),
+	};
+	uint64_t cold = 0, warm = 0, back = 0;
+	unsigned long i;
+
+	if (ioctl(nic_fd, P2PTEST_NIC_REG, &args))
+		err(1, "registration");
+	migrate(p, pages * PAGE);
+	for (i = 0; i < pages; i++) {
+		uint64_t start;
+
+		cold += nic_read(args.handle, p + i * PAGE, true);
+		warm += nic_read(args.handle, p + i * PAGE, false);
+		start = cpu_time();
+		if (!peer)
+			migrate(p + i * PAGE, PAGE);
+		back += cpu_time() - start;
+	}
+	say(peer ? "nic_cold" : "nic_cold_home", pages, cold);
+	say(peer ? "nic_warm" : "nic_warm_home", pages, warm);
+	if (!peer)
+		say("nic_back", pages, back);
+	munmap(p, pages * PAGE);
+}
+
+static int open_it(const char *path)
+{
+	int fd = open(path, O_RDWR);
+
+	if (fd < 0)
+		err(1, "%s", path);
+	return fd;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 2 || (strcmp(argv[1], "ram") && strcmp(argv[1], "p2p")))
+		errx(2, "usage: bench ram|p2p");
+	bench_fd = open_it("/dev/hmm_bench");
+	ram();
+	range();
+	if (!strcmp(argv[1], "p2p")) {
+		gpu_fd = open_it("/dev/p2ptest_gpu0");
+		nic_fd = open_it("/dev/p2ptest_nic0");
+		alias();
+		nic(true);
+		nic(false);
+	}
+	return 0;
+}

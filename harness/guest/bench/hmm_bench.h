@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What the benchmark asks of its module: fault a range as a device driver would
+ * and say what that took.
+ */
+#ifndef HMM_BENCH_H
+#define HMM_BENCH_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+#define BENCH_FAULT	(1U << 0)	/* HMM_PFN_REQ_FAULT; else a snapshot */
+#define BENCH_P2P_OK	(1U << 1)	/* HMM_PFN_REQ_TRY_P2P for the NIC */
+#define BENCH_MAP	(1U << 2)	/* map for the NIC, and unmap again */
+
+/**
+ * struct hmm_bench - one call of hmm_range_fault()
+ * @addr: user address, page aligned
+ * @pages: number of pages
+ * @flags: BENCH_*
+ * @rounds: how often; each figure is the least of all rounds
+ * @fault: (out) clock ticks of hmm_range_fault()
+ * @map: (out) clock ticks of hmm_dma_map_pfn() for all pages
+ * @unmap: (out) clock ticks of hmm_dma_unmap_pfn() for all pages
+ * @host: (out) pages that were found in host memory
+ * @alias: (out) pages whose alias was found
+ * @runs: (out) runs of adjacent addresses
+ *
+ * A tick is an instruction where QEMU counts them with -icount shift=0.
+ */
+struct hmm_bench {
+	__u64 addr;
+	__u64 pages;
+	__u32 flags;
+	__u32 rounds;
+	__u64 fault;
+	__u64 map;
+	__u64 unmap;
+	__u64 host;
+	__u64 alias;
+	__u64 runs;
+};
+
+#define HMM_BENCH	_IOWR('B', 0, struct hmm_bench)
+
+#endif

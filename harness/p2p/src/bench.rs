@@ -1,0 +1,176 @@
+//! Benchmarks: instructions, not time. qemu/bench.toml says what is booted and
+//! what must come of it; harness/guest/bench counts in the guest.
+//!
+//! QEMU counts instructions (`-icount shift=0`), and the guest's clock is that
+//! count. So a figure is the same on every machine and every time, which is one
+//! of the things that are checked.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::demo;
+use crate::kernel::Built;
+use crate::outcome::Verdict;
+use crate::paths::Paths;
+use crate::plan::Only;
+use crate::proc::quote;
+use crate::topology::{Machine, Topologies};
+use crate::ui::Ui;
+use crate::vm::{Boot, Booter};
+
+mod figures;
+mod plot;
+mod report;
+
+pub use figures::Figures;
+use report::Results;
+
+/// Where the sources are of what runs in the guest.
+pub const SOURCES: &str = "harness/guest/bench";
+
+/// qemu/bench.toml
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    icount: String,
+    cpus: u32,
+    limit: u64,
+    #[serde(rename = "run")]
+    runs: Vec<Run>,
+    #[serde(rename = "goal")]
+    goals: Vec<Goal>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Run {
+    name: String,
+    kernel: String,
+    topology: String,
+    #[serde(default)]
+    load: Vec<String>,
+    what: String,
+    /// All figures must be those of that run.
+    same_as: Option<String>,
+}
+
+/// A quotient of figures and its limit.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Goal {
+    name: String,
+    of: String,
+    to: String,
+    at_most: Option<f64>,
+    at_least: Option<f64>,
+}
+
+impl Settings {
+    /// Reads qemu/bench.toml.
+    pub fn read(root: &Path) -> Result<Self> {
+        let file = root.join("qemu/bench.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        toml::from_str(&text).with_context(|| file.display().to_string())
+    }
+
+    /// The kernels that are booted.
+    pub fn kernels(&self) -> Vec<&str> {
+        let mut names: Vec<_> = self.runs.iter().map(|run| run.kernel.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+}
+
+/// Counts.
+pub struct Bench<'a> {
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// Progress.
+    pub ui: &'a Ui,
+    /// Boots; its machine is not ours.
+    pub booter: &'a Booter<'a>,
+    /// What to do.
+    pub settings: &'a Settings,
+}
+
+impl Bench<'_> {
+    /// Runs everything that `only` picks, and judges what there is figures for.
+    pub fn run(&self, only: &Only, topologies: &Topologies) -> Result<Verdict> {
+        let runs = &self.settings.runs;
+        let names: Vec<_> = runs.iter().map(|run| run.name.clone()).collect();
+        only.check(&names)?;
+        let mut figures = BTreeMap::new();
+        for run in runs.iter().filter(|run| only.picks(&run.name)) {
+            figures.insert(run.name.clone(), self.count(run, topologies)?);
+        }
+        let results = Results::new(self.settings, figures)?;
+        let dir = self.paths.results();
+        results.write(&dir)?;
+        println!("\n{}", results.tables());
+        println!("results: {}", self.paths.short(&dir.join("bench.json")));
+        Ok(if results.all_met() {
+            Verdict::Passed
+        } else {
+            Verdict::Failed
+        })
+    }
+
+    /// Boots, and reads what the program says.
+    fn count(&self, run: &Run, topologies: &Topologies) -> Result<Figures> {
+        let topology = topologies.get(&run.topology)?;
+        let kernel = Built::at(self.paths, &run.kernel);
+        let name = format!("bench/{}", run.name);
+        let step = self.ui.step(format!("run: {name}"));
+        let mut job = demo::load(&run.load, topology);
+        let path = |name: &str| quote(&output(&kernel).join(name).to_string_lossy()).clone();
+        job.push_str(&format!(
+            "insmod {} || finish 103\nrun bench {} {}\n",
+            path("hmm_bench.ko"),
+            path("bench"),
+            run.what
+        ));
+        let machine = Machine {
+            cpus: self.settings.cpus,
+            ..self.booter.machine.clone()
+        };
+        let booter = Booter {
+            machine: &machine,
+            ..*self.booter
+        };
+        let ran = booter.boot(
+            &Boot {
+                name: &name,
+                kernel: &kernel,
+                topology,
+                append: &[],
+                icount: Some(&self.settings.icount),
+                job,
+                limit: Duration::from_secs(self.settings.limit),
+            },
+            &step,
+        )?;
+        if let Some(trouble) = ran.trouble() {
+            bail!("{name}: {trouble}");
+        }
+        let log = ran.file("bench.log").unwrap_or_default();
+        if ran.file("bench.status").as_deref().map(str::trim) != Some("0") {
+            bail!("{name}: the program failed:\n{log}");
+        }
+        step.done("counted");
+        Figures::parse(&log).with_context(|| name)
+    }
+}
+
+/// Where module and program are for a kernel.
+pub fn output(kernel: &Built) -> PathBuf {
+    kernel.dir.join("bench")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! Figures and goals as tables, JSON and a plot.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::figures::value;
+use super::{Figures, Settings, plot};
+
+/// The case that covers sizes from a page to 16 GiB.
+pub const RANGE: &str = "range";
+
+/// By how much the cost of a range may miss a straight line.
+const BEND: f64 = 0.10;
+
+/// By how much a second run may differ.
+const SAME: f64 = 0.01;
+
+/// What was measured against a limit.
+#[derive(Debug, Serialize)]
+pub struct Judged {
+    goal: String,
+    value: f64,
+    limit: String,
+    met: bool,
+}
+
+/// All of a run of the benchmarks.
+#[derive(Debug, Serialize)]
+pub struct Results {
+    goals: Vec<Judged>,
+    per_page: BTreeMap<String, BTreeMap<String, f64>>,
+    counted: BTreeMap<String, Figures>,
+}
+
+impl Results {
+    /// Judges the figures, by run.
+    pub fn new(settings: &Settings, counted: BTreeMap<String, Figures>) -> Result<Self> {
+        let mut goals = Vec::new();
+        for goal in &settings.goals {
+            let (of, to) = (value(&goal.of, &counted)?, value(&goal.to, &counted)?);
+            let (Some(of), Some(to)) = (of, to) else {
+                continue;
+            };
+            let value = of / to;
+            if let Some(most) = goal.at_most {
+                goals.push(Judged::at_most(&goal.name, value, most));
+            }
+            if let Some(least) = goal.at_least {
+                goals.push(Judged {
+                    goal: goal.name.clone(),
+                    value,
+                    limit: format!("≥ {least}"),
+                    met: value >= least,
+                });
+            }
+        }
+        for (run, figures) in &counted {
+            if let Some(bend) = figures.bend(RANGE) {
+                let name = format!("{run}: 4 KiB to 16 GiB, distance from a straight line");
+                goals.push(Judged::at_most(&name, bend, BEND));
+            }
+        }
+        for run in &settings.runs {
+            let other = run.same_as.as_deref().and_then(|name| counted.get(name));
+            if let (Some(figures), Some(other)) = (counted.get(&run.name), other) {
+                let (case, differs) = difference(figures, other);
+                let name = format!("a second run differs, most in {case}");
+                goals.push(Judged::at_most(&name, differs, SAME));
+            }
+        }
+        let figures = |figures: &Figures| {
+            let cases = figures.cases().filter(|case| *case != RANGE);
+            cases
+                .filter_map(|case| Some((case.to_owned(), figures.per_page(case)?)))
+                .collect()
+        };
+        Ok(Self {
+            goals,
+            per_page: counted
+                .iter()
+                .map(|(run, counted)| (run.clone(), figures(counted)))
+                .collect(),
+            counted,
+        })
+    }
+
+    /// Whether every goal is met that could be judged.
+    pub fn all_met(&self) -> bool {
+        self.goals.iter().all(|goal| goal.met)
+    }
+
+    /// Writes bench.json and bench.svg.
+    pub fn write(&self, dir: &Path) -> Result<()> {
+        fs::create_dir_all(dir)?;
+        fs::write(dir.join("bench.json"), serde_json::to_string_pretty(self)?)?;
+        plot::draw(&dir.join("bench.svg"), &self.counted)
+    }
+
+    /// Figures by case and run, and the goals.
+    pub fn tables(&self) -> String {
+        let mut table = new_table();
+        let runs: Vec<_> = self.per_page.keys().cloned().collect();
+        let mut head = vec!["instructions per page".to_owned()];
+        head.extend(runs.iter().cloned());
+        table.set_header(head);
+        let cases: BTreeSet<_> = self.per_page.values().flat_map(BTreeMap::keys).collect();
+        for case in cases {
+            let mut row = vec![case.clone()];
+            row.extend(runs.iter().map(|run| {
+                let figure = self.per_page[run].get(case);
+                figure.map_or("-".to_owned(), |figure| format!("{figure:.2}"))
+            }));
+            table.add_row(row);
+        }
+        for column in 1..=runs.len() {
+            if let Some(column) = table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let mut goals = new_table();
+        goals.set_header(["goal", "limit", "seen", ""]);
+        for goal in &self.goals {
+            let met = if goal.met { "met" } else { "MISSED" };
+            let seen = format!("{:.4}", goal.value);
+            goals.add_row([goal.goal.as_str(), &goal.limit, &seen, met]);
+        }
+        format!("{table}\n\n{goals}")
+    }
+}
+
+impl Judged {
+    fn at_most(goal: &str, value: f64, most: f64) -> Self {
+        Self {
+            goal: goal.to_owned(),
+            value,
+            limit: format!("≤ {most}"),
+            met: value <= most,
+        }
+    }
+}
+
+fn new_table() -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table
+}
+
+/// The figure that differs most, and by how much.
+fn difference<'a>(one: &'a Figures, other: &Figures) -> (&'a str, f64) {
+    let mut worst = ("none", 0.0);
+    for case in one.cases() {
+        let differs = match (one.per_page(case), other.per_page(case)) {
+            (Some(one), Some(other)) => (one - other).abs() / other.abs().max(f64::EPSILON),
+            _ => f64::INFINITY,
+        };
+        if differs > worst.1 {
+            worst = (case, differs);
+        }
+    }
+    worst
+}

@@ -1,0 +1,97 @@
+//! A file of qemu/mutants: what the defect breaks, in one line; then lines
+//! `key: value`; then, after an empty line, a diff for `git apply`.
+//!
+//! | key | value |
+//! |---|---|
+//! | `run` | a selftest, `folder/program`, and its arguments; any number of them |
+//! | `kunit` | the kernel's own tests, by filter |
+//! | `expect` | part of the name of a test that should notice; any number of them |
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// A defect, and what should notice it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Mutant {
+    /// The file's name, without `.diff`.
+    pub name: String,
+    /// The file.
+    pub path: PathBuf,
+    /// All of the file.
+    pub text: String,
+    /// What the defect breaks.
+    pub breaks: String,
+    /// Selftests to run.
+    pub programs: Vec<String>,
+    /// KUnit tests to run.
+    pub kunit: Option<String>,
+    /// Parts of names of tests.
+    pub expect: Vec<String>,
+    /// The first file that it changes.
+    pub changes: String,
+}
+
+impl Mutant {
+    fn parse(text: &str) -> Result<Self> {
+        let mut mutant = Self {
+            text: text.to_owned(),
+            ..Self::default()
+        };
+        let (head, diff) = text
+            .split_once("\n\n")
+            .context("there is no empty line before the diff")?;
+        let mut lines = head.lines();
+        lines
+            .next()
+            .unwrap_or_default()
+            .clone_into(&mut mutant.breaks);
+        for line in lines {
+            let Some((key, value)) = line.split_once(": ") else {
+                bail!("{line:?} is no `key: value`");
+            };
+            let value = value.trim().to_owned();
+            match key {
+                "run" => mutant.programs.push(value),
+                "kunit" if mutant.kunit.is_none() => mutant.kunit = Some(value),
+                "expect" => mutant.expect.push(value),
+                _ => bail!("{line:?}: there are run, kunit (once) and expect"),
+            }
+        }
+        if mutant.breaks.is_empty() || mutant.expect.is_empty() {
+            bail!("it does not say what it breaks, or which test is expected to notice");
+        }
+        if mutant.programs.is_empty() && mutant.kunit.is_none() {
+            bail!("it runs no test");
+        }
+        let changed = diff.lines().find_map(|line| line.strip_prefix("+++ b/"));
+        changed
+            .context("there is no diff")?
+            .clone_into(&mut mutant.changes);
+        Ok(mutant)
+    }
+}
+
+/// All files, those side by side that change the same file: after one of them
+/// the next one's build is short.
+pub fn read_all(dir: &Path) -> Result<Vec<Mutant>> {
+    let mut mutants = Vec::new();
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "diff") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let mut mutant = Mutant::parse(&text).with_context(|| path.display().to_string())?;
+        mutant.name = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        mutant.path = path;
+        mutants.push(mutant);
+    }
+    mutants.sort_by(|a, b| (&a.changes, &a.name).cmp(&(&b.changes, &b.name)));
+    Ok(mutants)
+}

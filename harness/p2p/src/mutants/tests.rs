@@ -1,0 +1,101 @@
+use super::*;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn the_mutants_of_this_repository() {
+    let settings = settings(&root()).unwrap();
+    let topologies = Topologies::read(&root()).unwrap();
+    topologies.get(&settings.topology).unwrap();
+    let mutants = file::read_all(&root().join("qemu/mutants")).unwrap();
+    assert!(mutants.len() >= 40, "{}", mutants.len());
+    for mutant in &mutants {
+        for program in &mutant.programs {
+            let path = program.split(' ').next().unwrap();
+            let folder = path.rsplit_once('/').unwrap().0;
+            let built = |entry: &String| entry == path || entry == folder;
+            assert!(settings.kernel.selftests.iter().any(built), "{program}");
+        }
+    }
+    let mut diffs: Vec<_> = mutants
+        .iter()
+        .map(|m| m.text.split_once("\n\n").unwrap().1)
+        .collect();
+    diffs.sort_unstable();
+    diffs.dedup();
+    assert_eq!(diffs.len(), mutants.len(), "two are the same defect");
+}
+
+#[test]
+fn failures_catch_a_mutant_and_the_expected_one_is_named_first() {
+    let outcomes = [
+        Outcome::passed("mutant/x", "a: one"),
+        Outcome::failed("mutant/x", "a: two", ""),
+        Outcome::failed("mutant/x", "a: three", ""),
+        Outcome::skipped("mutant/x", "a: four", ""),
+    ];
+    let end_with = |expect: &str| end(&outcomes, &[expect.to_owned()]);
+    let End::Caught { by, as_expected } = end_with("three") else {
+        panic!();
+    };
+    assert_eq!(by, ["a: three", "a: two"]);
+    assert!(as_expected);
+    let other = end_with("four");
+    assert_eq!(
+        other.to_string(),
+        "caught by a: two and 1 more (another was expected)"
+    );
+    assert_eq!(end(&outcomes[..1], &[]), End::Survived);
+}
+
+fn mutant(name: &str) -> Mutant {
+    Mutant {
+        name: name.to_owned(),
+        ..Mutant::default()
+    }
+}
+
+#[test]
+fn only_what_was_caught_passes() {
+    let mutants = [mutant("a"), mutant("b")];
+    let caught = End::Caught {
+        by: vec!["t".to_owned()],
+        as_expected: true,
+    };
+    let mut record = Record::default();
+    record.add(Known::new("a", caught.clone()));
+    assert!(record.all_caught(mutants[..1].iter()));
+    assert!(!record.all_caught(mutants.iter()), "b was not run");
+    for end in [
+        End::Survived,
+        End::DoesNotBuild(String::new()),
+        End::DoesNotApply(String::new()),
+    ] {
+        record.add(Known::new("b", end));
+        assert!(!record.all_caught(mutants.iter()));
+    }
+    assert_eq!(
+        record.closing_line(&mutants),
+        "2 mutants: 1 caught, 0 survived, 1 void, 0 not run"
+    );
+    record.add(Known::new("b", caught));
+    assert!(record.all_caught(mutants.iter()));
+}
+
+#[test]
+fn what_is_known_outlives_a_run_until_something_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut record = Record::read(dir.path()).unwrap();
+    let mut known = Known::new("a", End::DoesNotBuild("why".to_owned()));
+    known.key = "1".to_owned();
+    record.add(known);
+    record.write(dir.path(), &[mutant("a")]).unwrap();
+    let mut record = Record::read(dir.path()).unwrap();
+    assert!(record.knows("a", "1"));
+    assert!(!record.knows("a", "2"));
+    assert!(!record.knows("b", "1"));
+    record.keep(&["b".to_owned()]);
+    assert!(!record.knows("a", "1"));
+}
