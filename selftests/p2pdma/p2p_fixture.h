@@ -8,32 +8,11 @@
  *
  * The path is what P2PTEST_EXPECT says (see p2ptest.h). If nobody says, one
  * page is tried, and all further pages have to fare as it did.
- *
- * Time: the DMA engine of edu takes 100 ms for up to 2 KiB, and each byte is
- * moved twice, from memory to the device and from there to the driver. Run the
- * guest with "-icount shift=0,sleep=off": as soon as all CPUs are idle, QEMU
- * skips to the next timer, and DMA costs next to nothing. But the guest's clock
- * shows all of it: 16 MiB written and read back are about an hour. So limits
- * in guest time have to be large, and whoever starts the guest has to limit
- * real time. For the same reason threads that wait sleep, and do not spin: one
- * that spins makes guest time real.
  */
 #ifndef P2P_FIXTURE_H
 #define P2P_FIXTURE_H
 
-#include "../kselftest_harness.h"
-#include "p2ptest.h"
-
-#include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-
-#define TIMEOUT_S	36000
-
-/* Seeds: what was there before, what is written, and what others have */
-#define BEFORE	100
-#define AFTER	200
-#define OTHER	300
+#include "p2p_harness.h"
 
 FIXTURE(p2p)
 {
@@ -45,51 +24,6 @@ FIXTURE(p2p)
 };
 
 #define P2P_SELF FIXTURE_DATA(p2p)
-
-/* A buffer, where its pages are, and what the NIC calls it */
-struct p2p_buf {
-	unsigned char *p;
-	size_t len;
-	size_t pages;
-	__u32 handle;
-};
-
-static inline bool p2p_peer_path(enum p2p_expect path)
-{
-	return path == P2P_EXPECT_BUS_ADDR || path == P2P_EXPECT_HOST_BRIDGE;
-}
-
-static inline int p2p_peer_kind(enum p2p_expect path)
-{
-	return path == P2P_EXPECT_BUS_ADDR ? P2PTEST_PAGE_BUS_ADDR :
-					     P2PTEST_PAGE_HOST_BRIDGE;
-}
-
-/* What a device private page meets, if only the path matters */
-static inline int p2p_path_reason(enum p2p_expect path)
-{
-	switch (path) {
-	case P2P_EXPECT_BUS_ADDR:
-		return P2PTEST_REASON_BUS_ADDR;
-	case P2P_EXPECT_HOST_BRIDGE:
-		return P2PTEST_REASON_HOST_BRIDGE;
-	default:
-		return P2PTEST_REASON_TOPOLOGY;
-	}
-}
-
-static inline void p2p_expect_pattern(struct __test_metadata *_metadata,
-				      const char *who, const void *buf,
-				      __u64 seed, size_t pos, size_t len)
-{
-	size_t same = p2p_compare(buf, seed, pos, len);
-
-	EXPECT_EQ(len, same) {
-		TH_LOG("%s: byte %zu of %zu is wrong (page %zu, byte %zu)", who,
-		       same, len, (pos + same) / P2P_PAGE,
-		       (pos + same) % P2P_PAGE);
-	}
-}
 
 /* Memory that holds pages 0.. of @seed, and a region of it that may be written */
 static inline void p2p_buf_init(struct __test_metadata *_metadata,
@@ -160,32 +94,6 @@ static inline void p2p_buf_gpu_read(struct __test_metadata *_metadata,
 	EXPECT_EQ(pages, p2p_gpu_read(&self->gpu, buf->p, data, buf->len));
 	p2p_expect_pattern(_metadata, "GPU read", data, seed, 0, buf->len);
 	free(data);
-}
-
-static inline void p2p_buf_cpu_read(struct __test_metadata *_metadata,
-				    struct p2p_buf *buf, __u64 seed)
-{
-	p2p_expect_pattern(_metadata, "CPU read", buf->p, seed, 0, buf->len);
-}
-
-static inline struct p2ptest_gpu_info
-p2p_info(struct __test_metadata *_metadata, const struct p2p_gpu *gpu)
-{
-	struct p2ptest_gpu_info info = {};
-
-	EXPECT_EQ(0, p2p_gpu_info(gpu, &info));
-	return info;
-}
-
-/* Pages that moved in either direction since @from */
-static inline __u64 p2p_moves(struct __test_metadata *_metadata,
-			      const struct p2p_gpu *gpu,
-			      const struct p2ptest_gpu_info *from)
-{
-	struct p2ptest_gpu_info now = p2p_info(_metadata, gpu);
-
-	return now.migrated_in + now.migrated_out - from->migrated_in -
-	       from->migrated_out;
 }
 
 /*
@@ -316,14 +224,7 @@ FIXTURE_TEARDOWN_PARENT(p2p)
 	p2p_gpu_close(&gpu);
 }
 
-/*
- * A transfer of a whole buffer in a thread of its own, for somebody to disturb.
- * The NIC needs about 400 ms of the guest's time for a page, so that a moment
- * in the middle of LONG_PAGES can be chosen by sleeping.
- */
-#define LONG_PAGES	64U
-#define MIDDLE_MS	5000
-
+/* A transfer of a whole buffer in a thread of its own, for somebody to disturb */
 struct p2p_transfer {
 	pthread_t thread;
 	const struct p2p_nic *nic;
@@ -361,25 +262,6 @@ static inline void p2p_transfer_start(struct __test_metadata *_metadata,
 		p2p_fill(t->data, AFTER, 0, buf->len);
 	ASSERT_EQ(0, pthread_create(&t->thread, NULL, p2p_transfer_run, t));
 	p2p_sleep_ms(MIDDLE_MS);
-}
-
-/* A child that does not outlive the test */
-static inline pid_t p2p_fork_child(struct __test_metadata *_metadata)
-{
-	pid_t pid = fork();
-
-	ASSERT_LE(0, pid);
-	if (!pid)
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-	return pid;
-}
-
-static inline void p2p_wait_child(struct __test_metadata *_metadata, pid_t pid)
-{
-	int status;
-
-	ASSERT_EQ(pid, waitpid(pid, &status, 0));
-	EXPECT_EQ(0, status);
 }
 
 #endif /* P2P_FIXTURE_H */

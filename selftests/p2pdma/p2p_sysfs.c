@@ -178,7 +178,8 @@ static int trace_line(const char *line, const char *dev, uintptr_t start,
 
 	if (!f_dev || !f_addr || !f_pages || !f_result)
 		return -EBADMSG;
-	if (strncmp(f_dev, dev, strlen(dev)) || f_dev[strlen(dev)] != ' ')
+	if (dev &&
+	    (strncmp(f_dev, dev, strlen(dev)) || f_dev[strlen(dev)] != ' '))
 		return 0;
 	addr = strtoull(f_addr, NULL, 16);
 	npages = strtoull(f_pages, NULL, 0);

@@ -161,8 +161,9 @@ struct p2p_trace {
 
 int p2p_trace_start(struct p2p_trace *trace);
 /*
- * Count pages by result in the events of the PCI device @dev that touch the
- * range since the start; 0, or -EBADMSG if an event cannot be understood
+ * Count pages by result in the events of the PCI device @dev, or of all devices
+ * if that is NULL, that touch the range since the start; 0, or -EBADMSG if an
+ * event cannot be understood
  */
 int p2p_trace_count(const struct p2p_trace *trace, const char *dev,
 		    const void *addr, size_t len,

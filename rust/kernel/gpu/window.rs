@@ -15,12 +15,15 @@
 //!   recently.
 //! - A window in use is never unmapped or moved. If the room is taken by such windows, there is no
 //!   window for the chunk, which is not an error: the memory can be used without.
+//! - The BAR may be shared with others who map things there. When they leave no room, idle windows
+//!   go as well, and [`WindowPool::reclaim`] gives them room.
 //!
 //! Start at [`WindowPool::new`]. [`Hardware`] is what a driver has to supply. For each chunk it
 //! asks [`WindowPool::window`] for a [`Window`] once, and [`WindowPool::acquire`] for the right to
 //! use it whenever the first page of the chunk comes into use. What it gets is an [`Active`] to be
 //! dropped when the last page is free, which can be done in atomic context. In between
-//! [`Window::position`] tells where the window is, for the price of a load.
+//! [`Window::position`] tells where the window is, for the price of a load. [`Occupancy`] does this
+//! for chunks whose pages come and go one by one.
 //!
 //! # Where windows are put
 //!
@@ -29,6 +32,9 @@
 //! where the most recently used of these windows has been idle for the longest time. With chunks of
 //! one size this is plain LRU; with different sizes it unmaps no window that need not go, and
 //! nothing at all if that would not be enough.
+//!
+//! Some hardware chooses the place in the BAR itself. Then the places that the pool chooses only
+//! limit how much is mapped, and [`Hardware::located`] tells the real ones.
 //!
 //! # Locks
 //!
@@ -56,6 +62,9 @@ use crate::{
     }, //
 };
 use core::ops::Range;
+
+mod occupancy;
+pub use self::occupancy::Occupancy;
 
 /// [`Window::position`] of a window that is not mapped.
 const UNMAPPED: u64 = u64::MAX;
@@ -88,8 +97,17 @@ pub trait Hardware: Send + Sync {
 
     /// Maps a chunk of `size` bytes at `position` of the BAR. May sleep.
     ///
-    /// When this is called, nothing is mapped there.
+    /// When this is called, nothing is mapped there. [`ENOSPC`] means that others who use the BAR
+    /// have left no room: the pool then unmaps idle windows, one at a time, and tries again.
     fn map(&self, chunk: &Self::Chunk, position: u64, size: u64) -> Result<Self::Mapping>;
+
+    /// Returns where in the BAR a mapping is that was asked for at `position`.
+    ///
+    /// To be implemented for hardware that chooses the place itself.
+    fn located(&self, mapping: &Self::Mapping, position: u64) -> u64 {
+        let _ = mapping;
+        position
+    }
 }
 
 /// The window of a chunk, mapped or not.
@@ -188,6 +206,7 @@ pub struct Usage {
 
 struct Mapped<H: Hardware> {
     window: Arc<Window<H::Chunk>>,
+    /// What it takes of the pool's range; `Window::position` is where it really is.
     start: u64,
     end: u64,
     mapping: H::Mapping,
@@ -291,6 +310,25 @@ impl<H: Hardware> State<H> {
             if let Ok(mapped) = self.mapped.remove(which.start) {
                 mapped.unmap();
             }
+        }
+    }
+
+    /// Unmaps the idle window that was used least recently. Returns false if there is none.
+    fn reclaim(&mut self) -> bool {
+        let oldest = self
+            .mapped
+            .iter()
+            .enumerate()
+            .filter(|(_, m)| !m.window.in_use())
+            .min_by_key(|(_, m)| m.window.idle_since.load(Relaxed))
+            .map(|(i, _)| i);
+
+        match oldest {
+            Some(i) => {
+                self.unmap(i..i + 1);
+                true
+            }
+            None => false,
         }
     }
 }
@@ -441,14 +479,10 @@ impl<H: Hardware> WindowPool<H> {
 
         let position = match window.position() {
             Some(position) => position,
-            None => {
-                let placement = self.hw.placement(&window.chunk);
-                let Some(place) = state.place(placement, window.size, self.align) else {
-                    return Ok(None);
-                };
-
-                self.map(&mut state, window, place)?
-            }
+            None => match self.map_somewhere(&mut state, window)? {
+                Some(position) => position,
+                None => return Ok(None),
+            },
         };
 
         // Only here the number of users goes up: under the mutex, and of a mapped window.
@@ -457,6 +491,29 @@ impl<H: Hardware> WindowPool<H> {
             window: window.clone(),
             position,
         }))
+    }
+
+    fn map_somewhere(
+        &self,
+        state: &mut State<H>,
+        window: &Arc<Window<H::Chunk>>,
+    ) -> Result<Option<u64>> {
+        loop {
+            let placement = self.hw.placement(&window.chunk);
+            let Some(place) = state.place(placement, window.size, self.align) else {
+                return Ok(None);
+            };
+
+            match self.map(state, window, place) {
+                // Each turn unmaps a window, so this ends.
+                Err(e) if e == ENOSPC => {
+                    if !state.reclaim() {
+                        return Ok(None);
+                    }
+                }
+                result => return result.map(Some),
+            }
+        }
     }
 
     fn map(
@@ -476,8 +533,10 @@ impl<H: Hardware> WindowPool<H> {
         let index = obstacles.start;
         state.unmap(obstacles);
 
+        let mapping = self.hw.map(&window.chunk, position, window.size)?;
+        let located = self.hw.located(&mapping, position);
         let mapped = Mapped {
-            mapping: self.hw.map(&window.chunk, position, window.size)?,
+            mapping,
             window: window.clone(),
             start: position,
             end: position + window.size,
@@ -489,8 +548,39 @@ impl<H: Hardware> WindowPool<H> {
             .mapped
             .insert_within_capacity(index, mapped)
             .map_err(|_| ENOMEM)?;
-        window.position.store(position, Release);
-        Ok(position)
+        window.position.store(located, Release);
+        Ok(located)
+    }
+
+    /// Unmaps the idle window that was used least recently, for others who need room in the BAR.
+    ///
+    /// Returns false if there is none. May sleep. Not to be called by [`Hardware::map`], nor with
+    /// locks held that it takes.
+    pub fn reclaim(&self) -> bool {
+        self.state.lock().reclaim()
+    }
+
+    /// Unmaps a window, if it is mapped. For a chunk that goes away.
+    ///
+    /// Fails with [`EBUSY`] if the window is in use. May sleep.
+    pub fn unmap(&self, window: &Arc<Window<H::Chunk>>) -> Result {
+        if window.pool != self.address() {
+            return Err(EINVAL);
+        }
+
+        let mut state = self.state.lock();
+
+        if window.in_use() {
+            return Err(EBUSY);
+        }
+        if let Some(i) = state
+            .mapped
+            .iter()
+            .position(|m| Arc::ptr_eq(&m.window, window))
+        {
+            state.unmap(i..i + 1);
+        }
+        Ok(())
     }
 
     /// Changes what part of the BAR the pool manages. Unmaps all windows.

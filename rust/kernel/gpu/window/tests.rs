@@ -12,21 +12,27 @@ use crate::{
     sizes::*, //
 };
 
-const MIB: u64 = SZ_1M as u64;
+mod shared;
+
+pub(super) const MIB: u64 = SZ_1M as u64;
 const GIB: u64 = SZ_1G as u64;
-const CHUNK: u64 = 2 * MIB;
+pub(super) const CHUNK: u64 = 2 * MIB;
 
 /// What is mapped in the BAR.
 #[pin_data]
-struct Bar {
+pub(super) struct Bar {
     #[pin]
-    mapped: Mutex<KVec<(u64, u64)>>,
+    pub(super) mapped: Mutex<KVec<(u64, u64)>>,
     /// Mappings made so far.
-    maps: Atomic<u32>,
+    pub(super) maps: Atomic<u32>,
     /// Whether to refuse the next mapping.
     fail: Atomic<u32>,
     /// Set when something was mapped over something else.
-    overlap: Atomic<u32>,
+    pub(super) overlap: Atomic<u32>,
+    /// How many mappings others leave room for.
+    pub(super) room: Atomic<u32>,
+    /// Added to positions, as by hardware that chooses them itself.
+    pub(super) skew: Atomic<u64>,
 }
 
 impl Bar {
@@ -37,17 +43,19 @@ impl Bar {
                 maps: Atomic::new(0),
                 fail: Atomic::new(0),
                 overlap: Atomic::new(0),
+                room: Atomic::new(u32::MAX),
+                skew: Atomic::new(0),
             }),
             GFP_KERNEL,
         )
     }
 }
 
-struct Mock {
+pub(super) struct Mock {
     bar: Arc<Bar>,
 }
 
-struct MockMapping {
+pub(super) struct MockMapping {
     bar: Arc<Bar>,
     position: u64,
 }
@@ -75,6 +83,9 @@ impl Hardware for Mock {
         }
 
         let mut mapped = self.bar.mapped.lock();
+        if mapped.len() >= self.bar.room.load(Relaxed) as usize {
+            return Err(ENOSPC);
+        }
         if mapped
             .iter()
             .any(|(p, s)| *p < position + size && position < *p + *s)
@@ -88,12 +99,16 @@ impl Hardware for Mock {
             position,
         })
     }
+
+    fn located(&self, _mapping: &MockMapping, position: u64) -> u64 {
+        position + self.bar.skew.load(Relaxed)
+    }
 }
 
-type Pool = Pin<KBox<WindowPool<Mock>>>;
+pub(super) type Pool = Pin<KBox<WindowPool<Mock>>>;
 type Seat = Arc<Window<Placement>>;
 
-fn pool(range: Range<u64>) -> Result<(Pool, Arc<Bar>)> {
+pub(super) fn pool(range: Range<u64>) -> Result<(Pool, Arc<Bar>)> {
     let bar = Bar::new()?;
     let hw = Mock { bar: bar.clone() };
     let pool = KBox::pin_init(
@@ -104,7 +119,7 @@ fn pool(range: Range<u64>) -> Result<(Pool, Arc<Bar>)> {
     Ok((pool, bar))
 }
 
-fn windows(pool: &Pool, nr: usize, size: u64) -> Result<KVec<Seat>> {
+pub(super) fn windows(pool: &Pool, nr: usize, size: u64) -> Result<KVec<Seat>> {
     let mut all = KVec::with_capacity(nr, GFP_KERNEL)?;
 
     for _ in 0..nr {
@@ -114,14 +129,14 @@ fn windows(pool: &Pool, nr: usize, size: u64) -> Result<KVec<Seat>> {
 }
 
 /// A pseudo-random sequence that is the same in each run.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0 % limit
+        self.0.checked_rem(limit).unwrap_or(0)
     }
 }
 
@@ -143,7 +158,7 @@ impl Model {
             self.mapped[i].1 += 1;
             return Ok(true);
         }
-        if self.mapped.len() == self.room {
+        if self.mapped.len() >= self.room {
             match self.mapped.iter().position(|(_, users)| *users == 0) {
                 Some(i) => drop(self.mapped.remove(i)),
                 None => return Ok(false),

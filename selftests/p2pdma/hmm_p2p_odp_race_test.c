@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Test of the RDMA core's on-demand paging with peer-to-peer DMA: what changes
+ * while DMA runs
+ *
+ * An address that the device was given is good until the notifier says
+ * otherwise. Here mappings change, pages move and the device goes away while
+ * transfers are in flight. Nothing may be lost, and nothing may reach memory
+ * that belongs to somebody else by now.
+ */
+#include "p2p_rdma.h"
+
+/*
+ * A transfer in a thread of its own. The device needs about 400 ms of the
+ * guest's time for a page: MIDDLE_MS are in the middle of LONG_PAGES.
+ */
+struct transfer {
+	pthread_t thread;
+	int fd;
+	struct p2p_buf *buf;
+	unsigned char *data;	/* written, or read */
+	bool write;
+	int ret;
+	struct p2ptest_rdma_xfer xfer;
+};
+
+static void *transfer_run(void *arg)
+{
+	struct transfer *t = arg;
+
+	t->ret = rdma_xfer(t->fd, t->buf->handle, t->buf->p, t->data,
+			   t->buf->len, t->write, &t->xfer);
+	return NULL;
+}
+
+/* Returns in the middle of the transfer */
+static void transfer_start(struct __test_metadata *_metadata, RDMA_SELF *self,
+			   struct transfer *t, struct p2p_buf *buf, bool write)
+{
+	t->fd = self->fd;
+	t->buf = buf;
+	t->write = write;
+	t->data = calloc(1, buf->len);
+	ASSERT_NE(NULL, t->data);
+	if (write)
+		p2p_fill(t->data, AFTER, 0, buf->len);
+	ASSERT_EQ(0, pthread_create(&t->thread, NULL, transfer_run, t));
+	p2p_sleep_ms(MIDDLE_MS);
+}
+
+static void transfer_end(struct __test_metadata *_metadata, struct transfer *t)
+{
+	ASSERT_EQ(0, pthread_join(t->thread, NULL));
+	free(t->data);
+}
+
+/*
+ * What was unmapped is not written any more, and its VRAM may be reused. In
+ * particular the page that DMA is in flight to when it is unmapped.
+ */
+TEST_F_TIMEOUT(odp, unmap, TIMEOUT_S)
+{
+	struct p2p_buf buf, reuse;
+	struct transfer t = {};
+
+	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_init(_metadata, self, &reuse, LONG_PAGES, OTHER,
+		      MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, self, &buf);
+	transfer_start(_metadata, self, &t, &buf, true);
+	ASSERT_EQ(0, munmap(buf.p, buf.len));
+	/* These take the place of the unmapped ones */
+	rdma_buf_to_vram(_metadata, self, &reuse);
+	ASSERT_EQ(0, pthread_join(t.thread, NULL));
+	EXPECT_EQ(-EFAULT, t.ret);
+	EXPECT_LT(0U, t.xfer.done);
+	EXPECT_GT(buf.len, t.xfer.done);
+
+	rdma_buf_read(_metadata, self, &reuse, OTHER);
+	p2p_buf_cpu_read(_metadata, &reuse, OTHER);
+	rdma_buf_free(_metadata, self, &reuse);
+	EXPECT_EQ(0, rdma_dereg(self->fd, buf.handle));
+	free(t.data);
+}
+
+/* New memory at an old address gets what is written from now on */
+TEST_F_TIMEOUT(odp, remap, TIMEOUT_S)
+{
+	const size_t hole = 32 * P2P_PAGE, hole_len = 16 * P2P_PAGE;
+	struct transfer t = {};
+	struct p2p_buf buf;
+
+	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, self, &buf);
+	transfer_start(_metadata, self, &t, &buf, true);
+	ASSERT_EQ(buf.p + hole,
+		  mmap(buf.p + hole, hole_len, PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+	transfer_end(_metadata, &t);
+	EXPECT_EQ(0, t.ret);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
+/* The right to write is taken away: nothing is written from now on */
+TEST_F_TIMEOUT(odp, protect, TIMEOUT_S)
+{
+	struct transfer t = {};
+	struct p2p_buf buf;
+	unsigned char *copy;
+
+	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, self, &buf);
+	copy = malloc(buf.len);
+	ASSERT_NE(NULL, copy);
+	transfer_start(_metadata, self, &t, &buf, true);
+	ASSERT_EQ(0, mprotect(buf.p, buf.len, PROT_READ));
+	memcpy(copy, buf.p, buf.len);
+	transfer_end(_metadata, &t);
+	EXPECT_EQ(-EPERM, t.ret);
+	EXPECT_EQ(0, memcmp(copy, buf.p, buf.len));
+	p2p_expect_pattern(_metadata, "done", buf.p, AFTER, 0, t.xfer.done);
+	p2p_expect_pattern(_metadata, "rest", buf.p + t.xfer.done, BEFORE,
+			   t.xfer.done, buf.len - t.xfer.done);
+	free(copy);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
+/* Who moves the pages, how often, until it is told to stop */
+
+struct mover {
+	pthread_t thread;
+	const struct p2p_gpu *gpu;
+	struct p2p_buf *buf;
+	bool touch;		/* by the CPU, else by the GPU's driver */
+	unsigned char sum;
+	bool stop;
+	int rounds;
+};
+
+static void *mover_run(void *arg)
+{
+	struct mover *m = arg;
+	size_t i;
+
+	while (!__atomic_load_n(&m->stop, __ATOMIC_RELAXED)) {
+		p2p_gpu_to_vram(m->gpu, m->buf->p, m->buf->len);
+		p2p_sleep_ms(300);
+		if (m->touch)
+			for (i = 0; i < m->buf->len; i += P2P_PAGE)
+				m->sum += __atomic_load_n(&m->buf->p[i],
+							  __ATOMIC_RELAXED);
+		else
+			p2p_gpu_to_host(m->gpu, m->buf->p, m->buf->len);
+		p2p_sleep_ms(300);
+		m->rounds++;
+	}
+	return NULL;
+}
+
+FIXTURE(odp_move)
+{
+	RDMA_SELF rdma;
+};
+
+FIXTURE_VARIANT(odp_move)
+{
+	bool write;
+	bool touch;
+};
+
+FIXTURE_VARIANT_ADD(odp_move, write_migrate) { .write = true };
+FIXTURE_VARIANT_ADD(odp_move, write_touch) { .write = true, .touch = true };
+FIXTURE_VARIANT_ADD(odp_move, read_migrate) { };
+FIXTURE_VARIANT_ADD(odp_move, read_touch) { .touch = true };
+
+FIXTURE_SETUP(odp_move)
+{
+	odp_setup(_metadata, &self->rdma, NULL);
+}
+
+FIXTURE_TEARDOWN_PARENT(odp_move)
+{
+	odp_teardown(_metadata, &self->rdma, NULL);
+}
+
+/* Pages move between host and VRAM under the transfer: no byte is lost */
+TEST_F_TIMEOUT(odp_move, load, TIMEOUT_S)
+{
+	RDMA_SELF *rdma = &self->rdma;
+	struct transfer t = {};
+	struct mover m = { .touch = variant->touch };
+	struct p2p_buf buf;
+
+	rdma_buf_init(_metadata, rdma, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
+	m.gpu = &rdma->gpu;
+	m.buf = &buf;
+	ASSERT_EQ(0, pthread_create(&m.thread, NULL, mover_run, &m));
+	transfer_start(_metadata, rdma, &t, &buf, variant->write);
+	ASSERT_EQ(0, pthread_join(t.thread, NULL));
+	__atomic_store_n(&m.stop, true, __ATOMIC_RELAXED);
+	ASSERT_EQ(0, pthread_join(m.thread, NULL));
+	EXPECT_LT(5, m.rounds);
+	EXPECT_EQ(0, t.ret);
+	if (variant->write)
+		p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	else
+		p2p_expect_pattern(_metadata, "DMA read", t.data, BEFORE, 0,
+				   buf.len);
+	free(t.data);
+	rdma_buf_free(_metadata, rdma, &buf);
+}
+
+/* A region ends while a transfer uses it: the transfer goes on, or fails */
+TEST_F_TIMEOUT(odp, dereg, TIMEOUT_S)
+{
+	struct transfer t = {};
+	struct p2p_buf buf;
+
+	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, self, &buf);
+	transfer_start(_metadata, self, &t, &buf, true);
+	EXPECT_EQ(0, rdma_dereg(self->fd, buf.handle));
+	EXPECT_EQ(-ENOENT, rdma_fault(self->fd, buf.handle, buf.p, 1, 0));
+	transfer_end(_metadata, &t);
+	EXPECT_EQ(0, t.ret);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	EXPECT_EQ(0, munmap(buf.p, buf.len));
+}
+
+/* A process dies with a transfer in flight: all of it goes away */
+TEST_F_TIMEOUT(odp, kill, TIMEOUT_S)
+{
+	pid_t pid = p2p_fork_child(_metadata);
+
+	if (!pid) {
+		struct transfer t = {};
+		struct p2p_buf buf;
+
+		rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE,
+			      MR_ODP_WRITE);
+		rdma_buf_to_vram(_metadata, self, &buf);
+		transfer_start(_metadata, self, &t, &buf, true);
+		kill(getpid(), SIGKILL);
+	}
+	ASSERT_EQ(pid, waitpid(pid, NULL, 0));
+	/* Teardown waits for VRAM to be free */
+}
+
+/* The device goes away with a transfer in flight, and comes back */
+TEST_F_TIMEOUT(odp, unbind, TIMEOUT_S)
+{
+	char name[P2P_PCI_NAME];
+	struct transfer t = {};
+	struct p2p_buf buf;
+
+	ASSERT_EQ(0, p2p_pci_name(RDMA_DRIVER, 0, name));
+	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, self, &buf);
+	transfer_start(_metadata, self, &t, &buf, true);
+	EXPECT_EQ(0, p2p_pci_unbind(RDMA_DRIVER, name));
+	transfer_end(_metadata, &t);
+	EXPECT_EQ(-ENODEV, t.ret);
+	EXPECT_EQ(-ENODEV, rdma_fault(self->fd, buf.handle, buf.p, 1, 0));
+	p2p_expect_pattern(_metadata, "done", buf.p, AFTER, 0, t.xfer.done);
+	p2p_expect_pattern(_metadata, "rest", buf.p + t.xfer.done + P2P_PAGE,
+			   BEFORE, t.xfer.done + P2P_PAGE,
+			   buf.len - t.xfer.done - P2P_PAGE);
+
+	ASSERT_EQ(0, p2p_pci_bind(RDMA_DRIVER, name, 0));
+	EXPECT_EQ(0, close(self->fd));
+	self->fd = rdma_open(0);
+	ASSERT_LE(0, self->fd);
+	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, buf.len, MR_ODP_WRITE,
+			      &buf.handle));
+	rdma_buf_write(_metadata, self, &buf, OTHER);
+	p2p_buf_cpu_read(_metadata, &buf, OTHER);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
+TEST_HARNESS_MAIN

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * p2p_harness.h - what the fixtures of the test NIC (p2p_fixture.h) and of the
+ * RDMA device (p2p_rdma.h) share
+ *
+ * Time: the DMA engine of edu takes 100 ms for up to 2 KiB, and each byte is
+ * moved twice, from memory to the device and from there to the driver. Run the
+ * guest with "-icount shift=0,sleep=off": as soon as all CPUs are idle, QEMU
+ * skips to the next timer, and DMA costs next to nothing. But the guest's clock
+ * shows all of it: 16 MiB written and read back are about an hour. So limits
+ * in guest time have to be large, and whoever starts the guest has to limit
+ * real time. For the same reason threads that wait sleep, and do not spin: one
+ * that spins makes guest time real.
+ */
+#ifndef P2P_HARNESS_H
+#define P2P_HARNESS_H
+
+#include "../kselftest_harness.h"
+#include "p2ptest.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#define TIMEOUT_S	36000
+
+/* Seeds: what was there before, what is written, and what others have */
+#define BEFORE	100
+#define AFTER	200
+#define OTHER	300
+
+/*
+ * The device needs about 400 ms of the guest's time for a page, so that a moment
+ * in the middle of the transfer of LONG_PAGES can be chosen by sleeping.
+ */
+#define LONG_PAGES	64U
+#define MIDDLE_MS	5000
+
+/* A buffer, where its pages are, and what the NIC calls it */
+struct p2p_buf {
+	unsigned char *p;
+	size_t len;
+	size_t pages;
+	__u32 handle;
+};
+
+static inline bool p2p_peer_path(enum p2p_expect path)
+{
+	return path == P2P_EXPECT_BUS_ADDR || path == P2P_EXPECT_HOST_BRIDGE;
+}
+
+static inline int p2p_peer_kind(enum p2p_expect path)
+{
+	return path == P2P_EXPECT_BUS_ADDR ? P2PTEST_PAGE_BUS_ADDR :
+					     P2PTEST_PAGE_HOST_BRIDGE;
+}
+
+/* What a device private page meets, if only the path matters */
+static inline int p2p_path_reason(enum p2p_expect path)
+{
+	switch (path) {
+	case P2P_EXPECT_BUS_ADDR:
+		return P2PTEST_REASON_BUS_ADDR;
+	case P2P_EXPECT_HOST_BRIDGE:
+		return P2PTEST_REASON_HOST_BRIDGE;
+	default:
+		return P2PTEST_REASON_TOPOLOGY;
+	}
+}
+
+static inline void p2p_expect_pattern(struct __test_metadata *_metadata,
+				      const char *who, const void *buf,
+				      __u64 seed, size_t pos, size_t len)
+{
+	size_t same = p2p_compare(buf, seed, pos, len);
+
+	EXPECT_EQ(len, same) {
+		TH_LOG("%s: byte %zu of %zu is wrong (page %zu, byte %zu)", who,
+		       same, len, (pos + same) / P2P_PAGE,
+		       (pos + same) % P2P_PAGE);
+	}
+}
+
+static inline void p2p_buf_cpu_read(struct __test_metadata *_metadata,
+				    struct p2p_buf *buf, __u64 seed)
+{
+	p2p_expect_pattern(_metadata, "CPU read", buf->p, seed, 0, buf->len);
+}
+
+static inline struct p2ptest_gpu_info
+p2p_info(struct __test_metadata *_metadata, const struct p2p_gpu *gpu)
+{
+	struct p2ptest_gpu_info info = {};
+
+	EXPECT_EQ(0, p2p_gpu_info(gpu, &info));
+	return info;
+}
+
+/* Pages that moved in either direction since @from */
+static inline __u64 p2p_moves(struct __test_metadata *_metadata,
+			      const struct p2p_gpu *gpu,
+			      const struct p2ptest_gpu_info *from)
+{
+	struct p2ptest_gpu_info now = p2p_info(_metadata, gpu);
+
+	return now.migrated_in + now.migrated_out - from->migrated_in -
+	       from->migrated_out;
+}
+
+/* A child that does not outlive the test */
+static inline pid_t p2p_fork_child(struct __test_metadata *_metadata)
+{
+	pid_t pid = fork();
+
+	ASSERT_LE(0, pid);
+	if (!pid)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	return pid;
+}
+
+static inline void p2p_wait_child(struct __test_metadata *_metadata, pid_t pid)
+{
+	int status;
+
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_EQ(0, status);
+}
+
+#endif /* P2P_HARNESS_H */
