@@ -232,7 +232,7 @@ impl<'a> Job<'a> {
             ));
         }
         if self.needs_rdma_core() {
-            let script = paths.root.join("harness/guest/pyverbs.py");
+            let script = paths.root.join("harness/guest/unittest_ktap.py");
             let tests = rdma_core::tests(paths, booter.ui)?;
             for module in &self.spec.pyverbs {
                 job.push_str(&format!(

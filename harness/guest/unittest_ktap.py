@@ -1,6 +1,6 @@
 """Runs a module of rdma-core's own tests, and prints what a kernel selftest does.
 
-usage: pyverbs.py MODULE [OPTION OF THE TESTS...], e.g. test_odp --dev rxe0
+usage: unittest_ktap.py MODULE [OPTION OF THE TESTS...], e.g. test_odp --dev rxe0
 
 The tests are in PYTHONPATH: as package `tests`, and its directory for the parser
 of their options. Each test is named by its class and method: the report must not
