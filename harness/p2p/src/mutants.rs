@@ -221,7 +221,10 @@ impl<'a> Plant<'a> {
         apply.arg(&mutant.path);
         let (status, _, err) = output(&mut apply)?;
         if !status.success() {
-            return Ok(Known::new(&mutant.name, End::DoesNotApply(tail(&err, 5))));
+            return Ok(Known::new(
+                &mutant.name,
+                End::DoesNotApply { why: tail(&err, 5) },
+            ));
         }
         let result = self.build_and_observe(mutant, start);
         ask(&self.tree.dir, &["checkout", "--quiet", "--", "."])?;
@@ -232,9 +235,12 @@ impl<'a> Plant<'a> {
         let build = self.builder().again(KERNEL);
         let built = start.elapsed().as_secs();
         let mut known = match build {
-            Err(error) if !proc::interrupted() => {
-                Known::new(&mutant.name, End::DoesNotBuild(format!("{error:#}")))
-            }
+            Err(error) if !proc::interrupted() => Known::new(
+                &mutant.name,
+                End::DoesNotBuild {
+                    why: format!("{error:#}"),
+                },
+            ),
             build => {
                 build?;
                 let (programs, kunit) = (mutant.programs.clone(), mutant.kunit.clone());

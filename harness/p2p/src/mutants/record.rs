@@ -23,9 +23,15 @@ pub enum End {
     /// No test failed: one is missing.
     Survived,
     /// The compiler notices: that says nothing about the tests.
-    DoesNotBuild(String),
+    DoesNotBuild {
+        /// What it says.
+        why: String,
+    },
     /// The series has changed.
-    DoesNotApply(String),
+    DoesNotApply {
+        /// What git says.
+        why: String,
+    },
 }
 
 impl fmt::Display for End {
@@ -44,8 +50,8 @@ impl fmt::Display for End {
                 }
             }
             Self::Survived => write!(f, "SURVIVED"),
-            Self::DoesNotBuild(_) => write!(f, "DOES NOT BUILD"),
-            Self::DoesNotApply(_) => write!(f, "DOES NOT APPLY"),
+            Self::DoesNotBuild { .. } => write!(f, "DOES NOT BUILD"),
+            Self::DoesNotApply { .. } => write!(f, "DOES NOT APPLY"),
         }
     }
 }
@@ -158,7 +164,7 @@ impl Record {
             mutants.len(),
             count(|end| matches!(end, End::Caught { .. })),
             count(|end| matches!(end, End::Survived)),
-            count(|end| matches!(end, End::DoesNotBuild(_) | End::DoesNotApply(_))),
+            count(|end| matches!(end, End::DoesNotBuild { .. } | End::DoesNotApply { .. })),
             mutants.len() - count(|_| true)
         )
     }

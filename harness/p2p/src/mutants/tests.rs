@@ -70,8 +70,8 @@ fn only_what_was_caught_passes() {
     assert!(!record.all_caught(mutants.iter()), "b was not run");
     for end in [
         End::Survived,
-        End::DoesNotBuild(String::new()),
-        End::DoesNotApply(String::new()),
+        End::DoesNotBuild { why: String::new() },
+        End::DoesNotApply { why: String::new() },
     ] {
         record.add(Known::new("b", end));
         assert!(!record.all_caught(mutants.iter()));
@@ -88,7 +88,12 @@ fn only_what_was_caught_passes() {
 fn what_is_known_outlives_a_run_until_something_changes() {
     let dir = tempfile::tempdir().unwrap();
     let mut record = Record::read(dir.path()).unwrap();
-    let mut known = Known::new("a", End::DoesNotBuild("why".to_owned()));
+    let mut known = Known::new(
+        "a",
+        End::DoesNotBuild {
+            why: "why".to_owned(),
+        },
+    );
     known.key = "1".to_owned();
     record.add(known);
     record.write(dir.path(), &[mutant("a")]).unwrap();
