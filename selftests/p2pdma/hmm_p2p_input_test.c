@@ -83,6 +83,7 @@ TEST_F_TIMEOUT(p2p, bad_transfer, TIMEOUT_S)
 	struct p2ptest_nic_xfer xfer;
 	struct p2p_buf buf;
 	char data[64];
+	__u32 inside;
 	char *end;
 
 	p2p_buf_init(_metadata, self, &buf, 4, BEFORE);
@@ -100,6 +101,15 @@ TEST_F_TIMEOUT(p2p, bad_transfer, TIMEOUT_S)
 					data, ~0UL, NULL));
 	EXPECT_EQ(-EINVAL, p2p_nic_read(&self->nic, buf.handle, (void *)~0UL,
 					data, 2, NULL));
+	/* A region ends where it ends, not with its last page */
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p + 16, 32, 0, &inside));
+	EXPECT_EQ(0, p2p_nic_read(&self->nic, inside, buf.p + 16, data, 32,
+				  NULL));
+	EXPECT_EQ(-EINVAL, p2p_nic_read(&self->nic, inside, buf.p + 16, data,
+					33, NULL));
+	EXPECT_EQ(-EINVAL, p2p_nic_read(&self->nic, inside, buf.p + 15, data,
+					2, NULL));
+	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, inside));
 	/* The other buffer of a transfer is the caller's problem as well */
 	EXPECT_EQ(-EFAULT, p2p_nic_read(&self->nic, buf.handle, buf.p,
 					(void *)1, 1, NULL));

@@ -88,6 +88,27 @@ TEST_F_TIMEOUT(rxe, part, TIMEOUT_S)
 	rxe_buf_free(_metadata, &buf);
 }
 
+/* A region within pages: what is beside it does not belong to it */
+TEST_F_TIMEOUT(rxe, unaligned, TIMEOUT_S)
+{
+	const size_t gap = 1000;
+	struct rxe_buf buf;
+
+	rxe_buf_init(_metadata, self, &buf, PAGES, 0);
+	buf.mr = ibv_reg_mr(self->pd, buf.p + gap, buf.len - 2 * gap, ODP);
+	ASSERT_NE(NULL, buf.mr);
+	rxe_buf_to_vram(_metadata, self, &buf);
+	rxe_buf_write(_metadata, self, &buf, AFTER, gap, buf.len - 2 * gap);
+	rxe_expect_pattern(_metadata, "before", buf.p, BEFORE, 0, gap);
+	rxe_expect_pattern(_metadata, "written", buf.p + gap, AFTER, gap,
+			   buf.len - 2 * gap);
+	rxe_expect_pattern(_metadata, "after", buf.p + buf.len - gap, BEFORE,
+			   buf.len - gap, gap);
+	rxe_buf_to_vram(_metadata, self, &buf);
+	rxe_buf_read(_metadata, self, &buf, AFTER, gap, buf.len - 2 * gap);
+	rxe_buf_free(_metadata, &buf);
+}
+
 TEST_F_TIMEOUT(rxe, atomic, TIMEOUT_S)
 {
 	struct rxe_buf buf;
@@ -178,14 +199,14 @@ TEST_F_TIMEOUT(rxe, prefetch, TIMEOUT_S)
 	};
 	rxe_buf_to_vram(_metadata, self, &buf);
 	before = rxe_moved_out(_metadata, self);
-	ASSERT_EQ(0, ibv_advise_mr(self->pd,
-				   IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
-				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	ASSERT_EQ(0, rxe_advise(self,
+				IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+				&sge));
 	EXPECT_EQ((long)buf.pages,
 		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
-	ASSERT_EQ(0,
-		  ibv_advise_mr(self->pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-				IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	ASSERT_EQ(0, rxe_advise(self,
+				IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+				&sge));
 	rxe_expect_home(_metadata, self, &buf, buf.pages, before);
 	rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
 	rxe_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);

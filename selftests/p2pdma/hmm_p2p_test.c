@@ -215,6 +215,34 @@ TEST_F_TIMEOUT(p2p, half, TIMEOUT_S)
 	p2p_buf_free(_metadata, self, &buf);
 }
 
+/* Pages in two chunks of VRAM, so in two ranges of the BAR, in one fault */
+TEST_F_TIMEOUT(p2p, two_ranges, TIMEOUT_S)
+{
+	const size_t chunk = self->info.chunk_size / P2P_PAGE;
+	struct p2ptest_gpu_info before;
+	struct p2p_buf first, buf;
+	__u64 locs[8];
+
+	/* The first chunk is filled up, except for half of the buffer */
+	p2p_buf_init(_metadata, self, &first, chunk - ARRAY_SIZE(locs) / 2,
+		     OTHER);
+	p2p_buf_to_vram(_metadata, self, &first);
+	p2p_buf_init(_metadata, self, &buf, ARRAY_SIZE(locs), BEFORE);
+	p2p_buf_to_vram(_metadata, self, &buf);
+	ASSERT_EQ(0, p2p_gpu_lookup(&self->gpu, buf.p, buf.len, locs));
+	ASSERT_NE(locs[3] / self->info.chunk_size,
+		  locs[4] / self->info.chunk_size);
+
+	before = p2p_info(_metadata, &self->gpu);
+	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
+	p2p_buf_reached(_metadata, self, &buf, buf.pages,
+			p2p_path_reason(self->path), &before);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	p2p_buf_cpu_read(_metadata, &first, OTHER);
+	p2p_buf_free(_metadata, self, &buf);
+	p2p_buf_free(_metadata, self, &first);
+}
+
 /*
  * Only some pages exist. The fault that makes the others must not take those
  * along that can stay where they are.

@@ -15,6 +15,10 @@
 #include "p2ptest.h"
 
 #include <infiniband/verbs.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/rdma_user_ioctl.h>
+#include <rdma/rdma_user_ioctl_cmds.h>
+#include <sys/ioctl.h>
 
 #define TIMEOUT_S	600
 #define PORT		1
@@ -393,6 +397,52 @@ static inline void rxe_buf_read(struct __test_metadata *_metadata,
 				       self->data, self->data_mr, len,
 				       buf->p + pos, buf->mr));
 	rxe_expect_pattern(_metadata, "RDMA read", self->data, seed, pos, len);
+}
+
+/*
+ * Synchronous prefetch, as of ibv_advise_mr(), which not every rdma-core offers
+ * for rxe. 0, or a negative errno.
+ */
+static inline int rxe_advise(RXE_SELF *self, __u64 advice,
+			     const struct ibv_sge *sge)
+{
+	struct ib_uverbs_attr attrs[] = {
+		{
+			.attr_id = UVERBS_ATTR_ADVISE_MR_PD_HANDLE,
+			.flags = UVERBS_ATTR_F_MANDATORY,
+			.data = self->pd->handle,
+		}, {
+			.attr_id = UVERBS_ATTR_ADVISE_MR_ADVICE,
+			.flags = UVERBS_ATTR_F_MANDATORY,
+			.len = sizeof(advice),
+			.data = advice,
+		}, {
+			.attr_id = UVERBS_ATTR_ADVISE_MR_FLAGS,
+			.flags = UVERBS_ATTR_F_MANDATORY,
+			.len = sizeof(__u32),
+			.data = IB_UVERBS_ADVISE_MR_FLAG_FLUSH,
+		}, {
+			.attr_id = UVERBS_ATTR_ADVISE_MR_SGE_LIST,
+			.flags = UVERBS_ATTR_F_MANDATORY,
+			.len = sizeof(*sge),
+			.data = (uintptr_t)sge,
+		},
+	};
+	size_t len = sizeof(struct ib_uverbs_ioctl_hdr) + sizeof(attrs);
+	struct ib_uverbs_ioctl_hdr *cmd = calloc(1, len);
+	int ret;
+
+	if (!cmd)
+		return -ENOMEM;
+	cmd->length = len;
+	cmd->object_id = UVERBS_OBJECT_MR;
+	cmd->method_id = UVERBS_METHOD_ADVISE_MR;
+	cmd->num_attrs = ARRAY_SIZE(attrs);
+	cmd->driver_id = RDMA_DRIVER_RXE;
+	memcpy(cmd->attrs, attrs, sizeof(attrs));
+	ret = ioctl(self->ctx->cmd_fd, RDMA_VERBS_IOCTL, cmd) ? -errno : 0;
+	free(cmd);
+	return ret;
 }
 
 #endif /* RXE_FIXTURE_H */

@@ -652,6 +652,9 @@ impl<T: Ops> Drop for DeviceFolio<'_, T> {
 }
 
 #[cfg(CONFIG_RUST_PAGEMAP_KUNIT_TEST)]
+mod teardown;
+
+#[cfg(CONFIG_RUST_PAGEMAP_KUNIT_TEST)]
 #[macros::kunit_tests(rust_mm_pagemap)]
 mod tests {
     use super::*;

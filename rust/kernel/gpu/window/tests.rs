@@ -502,6 +502,20 @@ mod suite {
         Ok(())
     }
 
+    /// The range begins and ends between two aligned positions.
+    #[test]
+    fn windows_are_aligned() -> Result {
+        let (pool, _bar) = pool(CHUNK / 2..3 * CHUNK + CHUNK / 2)?;
+        let windows = windows(&pool, 3, CHUNK)?;
+
+        let first = pool.acquire(&windows[0])?.ok_or(ENOSPC)?;
+        let second = pool.acquire(&windows[1])?.ok_or(ENOSPC)?;
+        assert_eq!(first.position(), CHUNK);
+        assert_eq!(second.position(), 2 * CHUNK);
+        assert!(pool.acquire(&windows[2])?.is_none());
+        Ok(())
+    }
+
     #[test]
     fn failed_mapping_leaves_no_window() -> Result {
         let (pool, bar) = pool(0..CHUNK)?;
