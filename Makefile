@@ -5,7 +5,7 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
-variables := KDIR O QEMU CC LLVM J ONLY V
+variables := KDIR O QEMU CC LLVM J ONLY PERFTEST V
 given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
 $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
@@ -24,12 +24,13 @@ p2p = @harness/setup.sh && unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
 # Programs that are called leave nothing elsewhere.
 export TMPDIR := $(CURDIR)/build/tmp
 
-.PHONY: help setup tree export drift build demo test mutants bench shell clean
+.PHONY: help setup tree export drift build demo test check bisect mutants bench hw-test \
+	shell clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
 	@echo
-	@sed -n 's/^\([a-z]*\): ## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+	@sed -n 's/^\([a-z-]*\): ## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 		while IFS='|' read -r t d; do printf '  %-8s %s\n' "$$t" "$$d"; done
 	@echo
 	@echo '  KDIR=dir   base the series on this kernel tree (its HEAD), not on Debian'"'"'s'
@@ -37,7 +38,8 @@ help: ## list the targets
 	@echo '  QEMU=path  the qemu-system-x86_64 to use'
 	@echo '  LLVM=, CC= the compiler, as for the kernel (default: LLVM=-19)'
 	@echo '  J=n        jobs at a time'
-	@echo '  ONLY=name  only this part of demo or test, e.g. ONLY=switch'
+	@echo '  ONLY=name  only this part of demo, test, check or bisect, e.g. ONLY=switch'
+	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
 	@echo '  V=1        show every command'
 
 setup: ## install what is missing and get the base kernel
@@ -66,6 +68,17 @@ mutants: ## plant defects into the series; ends with which test noticed which
 
 bench: ## count instructions: the series against the base, in place against home
 	$(p2p) bench $(only)
+
+check: ## ask compilers, sparse, clippy, checkpatch and others about the patches
+	$(p2p) check $(only)
+
+bisect: ## build and boot after each patch, in each configuration; takes hours
+	$(p2p) bisect $(only)
+
+# A host with such hardware need not be one that builds kernels: no packages.
+hw-test: ## say what this host's GPU and NIC lack, and test them
+	@harness/setup.sh tool && unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
+		exec build/p2p --root '$(CURDIR)' $(arguments) hw-test $(call take,PERFTEST,--perftest)
 
 shell: ## a shell in a virtual machine: make shell ONLY=switch
 	$(p2p) shell $(only)

@@ -5,6 +5,9 @@
 #
 # Writes to build/ and to the user's cache directory only, packages aside. A
 # rustup on this machine is neither used nor changed.
+#
+# With the argument `tool` only the tool is built, by whatever cargo there is, and
+# nothing is installed: for hosts that are tested and build no kernels.
 set -eu
 unset TMPDIR
 
@@ -18,8 +21,8 @@ kernel='clang-19 lld-19 llvm-19 libclang-19-dev gcc libc6-dev make git perl
 # The tool, the virtual machines, and what unpacks the base.
 tool='cargo-web rust-web-clippy qemu-system-x86 python3-venv xz-utils zstd
 	util-linux coreutils ca-certificates'
-# checkpatch.pl, for spdxcheck.py.
-style='python3-ply python3-git'
+# checkpatch.pl, for spdxcheck.py; and what else looks at the patches.
+style='python3-ply python3-git codespell sparse python3-sphinx'
 # RDMA in the guest, which sees these files: tools, libraries, and rdma-core's own
 # tests with what makes a kernel's report of theirs.
 rdma='iproute2 ibverbs-providers libibverbs-dev pkgconf python3-pyverbs python3-tap'
@@ -58,7 +61,21 @@ install_packages() {
 	$apt --no-remove install $1 $also >&2
 }
 
-if command -v dpkg-query >/dev/null 2>&1; then
+# $1: a folder with a cargo and a rustc that are new enough for the tool
+is_new_enough() {
+	version=$("$1/rustc" --version 2>/dev/null | sed 's/^rustc \([0-9.]*\).*/\1/')
+	[ -x "$1/cargo" ] && [ -n "$version" ] &&
+		printf '1.89\n%s\n' "$version" | sort -C -V
+}
+
+bin=/usr/bin
+if [ "${1-}" = tool ]; then
+	if ! is_new_enough $bin; then
+		bin=$(command -v cargo) && bin=${bin%/*} && is_new_enough "$bin" ||
+			die "Rust 1.89 or newer is needed to build the tool: install rustc and cargo" \
+				"from the distribution or by rustup."
+	fi
+elif command -v dpkg-query >/dev/null 2>&1; then
 	packages=$(missing_packages)
 	if [ -n "$packages" ]; then
 		by_hand="apt-get install --no-install-recommends$packages"
@@ -83,8 +100,8 @@ fi
 mkdir -p "$root/build/tmp" "$cache"
 
 # Explicit paths: a rustup's proxies may come first in PATH.
-CARGO_HOME=$cache/cargo RUSTC=/usr/bin/rustc RUSTDOC=/usr/bin/rustdoc \
-	/usr/bin/cargo build --quiet --locked \
+CARGO_HOME=$cache/cargo RUSTC=$bin/rustc RUSTDOC=$bin/rustdoc \
+	"$bin/cargo" build --quiet --locked \
 	--manifest-path "$root/harness/Cargo.toml" \
 	--target-dir "$root/build/harness" ||
 	die "the tool could not be built. Its libraries come from the network the first time."

@@ -85,6 +85,25 @@ enum Command {
         #[arg(long)]
         only: Option<String>,
     },
+    /// Ask a maintainer's tools about the patches; ends with the closing line.
+    Check {
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// Build and boot after each patch, in each configuration.
+    Bisect {
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// Say what this host has and lacks, and test its GPU and NIC.
+    HwTest {
+        /// The host's files are below this folder; for the tool's own tests.
+        #[arg(long, default_value = "/", hide = true)]
+        sysroot: PathBuf,
+        /// Options of perftest that put its buffer into the GPU (PERFTEST=).
+        #[arg(long, default_value = crate::hw::GPU_OPTIONS, allow_hyphen_values = true)]
+        perftest: String,
+    },
     /// A shell in a topology.
     Shell {
         #[arg(long)]

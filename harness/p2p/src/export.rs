@@ -21,7 +21,7 @@ type Files = BTreeMap<PathBuf, Vec<u8>>;
 
 /// The cover letter as a mail. It is no `.patch`, because `git am` stops at a
 /// mail that changes nothing; `git send-email patches/0*` takes it.
-const COVER_MAIL: &str = "0000-cover-letter.txt";
+pub const COVER_MAIL: &str = "0000-cover-letter.txt";
 
 /// Writes everything; gives the paths that changed.
 pub fn write(root: &Path, tree: &Tree, series: &Series) -> Result<Vec<String>> {

@@ -3,15 +3,19 @@
 //!
 //! A command's path, in file order: [`cli`] → [`setup`] → [`tree`] →
 //! [`kernel`] → [`vm`] → [`demo`] or [`plan`] → [`report`]. [`mutants`] turns
-//! the last steps on the tests themselves, [`bench`] counts instructions.
+//! the last steps on the tests themselves, [`bench`] counts instructions,
+//! [`check`] and [`bisect`] look at the patches; [`hw`] needs none of them.
 
 use std::process::ExitCode;
 
 mod bench;
+mod bisect;
+mod check;
 mod cli;
 mod demo;
 mod export;
 mod git;
+mod hw;
 mod kernel;
 mod logscan;
 mod mutants;

@@ -193,6 +193,26 @@ pub fn stream(
     group.wait()
 }
 
+/// A program that runs beside us and is ended when this is dropped.
+pub struct Background(Group);
+
+/// Starts a program that runs beside us; both of its outputs go to `log`.
+pub fn background(command: &mut Command, log: &Path) -> Result<Background> {
+    let file = File::create(log).with_context(|| log.display().to_string())?;
+    command
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file);
+    Ok(Background(Group::spawn(command)?))
+}
+
+impl Background {
+    /// Whether it has ended, and how.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.0.child.try_wait()?)
+    }
+}
+
 /// Runs a program in the foreground, with our terminal.
 pub fn interactive(command: &mut Command) -> Result<ExitStatus> {
     command

@@ -108,12 +108,13 @@ impl Report {
         )
     }
 
-    /// What people need to see of failures and skips.
-    pub fn tell(&self) -> String {
+    /// What people need to see of failures and skips; `repeat` is the command
+    /// that does an outcome again.
+    pub fn tell(&self, repeat: impl Fn(&Outcome) -> String) -> String {
         let mut text = String::new();
         for outcome in &self.outcomes {
             if outcome.status == Status::Failed {
-                text.push_str(&failure(outcome));
+                text.push_str(&failure(outcome, &repeat(outcome)));
             }
         }
         let mut skips: Vec<(String, usize)> = Vec::new();
@@ -179,7 +180,7 @@ impl Report {
 /// Lines of a test's log that are shown.
 const SHOWN: usize = 20;
 
-fn failure(outcome: &Outcome) -> String {
+fn failure(outcome: &Outcome, repeat: &str) -> String {
     let mut text = format!("FAILED {}: {}\n", outcome.suite, outcome.name);
     if !outcome.reason.is_empty() {
         text.push_str(&format!("{}\n", indent(&outcome.reason)));
@@ -188,10 +189,7 @@ fn failure(outcome: &Outcome) -> String {
     if !outcome.log.is_empty() {
         text.push_str(&format!("{}\n", indent(&outcome.log[from..].join("\n"))));
     }
-    text.push_str(&format!(
-        "    to repeat: make test ONLY={}\n",
-        outcome.suite
-    ));
+    text.push_str(&format!("    to repeat: {repeat}\n"));
     text
 }
 
@@ -217,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_with_what_repeats_it() {
-        let text = report().tell();
+        let text = report().tell(|outcome| format!("make test ONLY={}", outcome.suite));
         assert!(
             text.contains("FAILED a/x: two\n    expected 1, seen 2\n"),
             "{text}"

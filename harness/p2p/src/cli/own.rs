@@ -1,5 +1,5 @@
-//! Tests that need no machine: the tool's own, its style, the patches' style,
-//! and whether patches, tree and mirrors are the same.
+//! Tests of this repository itself: the tool's own, its style, and whether
+//! patches, tree and mirrors are the same.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,6 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::export;
-use crate::git::ask;
 use crate::paths::Paths;
 use crate::proc::{output, tail};
 use crate::report::Outcome;
@@ -16,7 +15,7 @@ use crate::tree::Tree;
 use crate::ui::Ui;
 
 /// Their names, for `ONLY=`.
-pub const NAMES: [&str; 4] = ["harness", "style", "drift", "checkpatch"];
+pub const NAMES: [&str; 3] = ["harness", "style", "drift"];
 
 /// Runs the one of that name.
 pub fn run(name: &str, paths: &Paths, ui: &Ui, tree: &Tree) -> Result<Vec<Outcome>> {
@@ -24,8 +23,7 @@ pub fn run(name: &str, paths: &Paths, ui: &Ui, tree: &Tree) -> Result<Vec<Outcom
     let outcomes = match name {
         "harness" => harness(paths)?,
         "style" => style(paths)?,
-        "drift" => vec![drift(paths, tree)?],
-        _ => checkpatch(paths, tree)?,
+        _ => vec![drift(paths, tree)?],
     };
     step.done(format!("{} tests", outcomes.len()));
     Ok(outcomes)
@@ -139,51 +137,6 @@ pub fn drift(paths: &Paths, tree: &Tree) -> Result<Outcome> {
         "patches, tree and mirrors",
         trouble,
     ))
-}
-
-/// The kernel's own style check, on each patch. Who sends a patch signs it off:
-/// that is the one thing that may be missing. Whether MAINTAINERS covers a new
-/// file is a question it always asks.
-fn checkpatch(paths: &Paths, tree: &Tree) -> Result<Vec<Outcome>> {
-    let series = Series::read(&paths.root)?;
-    if series.patches.is_empty() {
-        return Ok(Vec::new());
-    }
-    // A base out of a tar archive is one commit: those that messages name cannot
-    // be found there.
-    let parents = ask(&tree.dir, &["rev-list", "--parents", "-1", &tree.base])?;
-    let ignored = if parents == tree.base {
-        "FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID"
-    } else {
-        "FILE_PATH_CHANGES"
-    };
-    let mut command = Command::new("perl");
-    command
-        .current_dir(&tree.dir)
-        .args(["scripts/checkpatch.pl", "--strict", "--no-signoff"])
-        .args(["--quiet", "--no-summary", "--terse"])
-        .args(["--ignore", ignored])
-        // Its Python modules are the distribution's.
-        .env("PATH", "/usr/bin:/bin")
-        .args(&series.patches);
-    let (_, out, err) = output(&mut command)?;
-    let mut said: Vec<&str> = out.lines().chain(err.lines()).collect();
-    said.retain(|line| !line.trim().is_empty());
-    let mut outcomes = Vec::new();
-    for patch in &series.patches {
-        let name = patch.file_name().unwrap_or_default().to_string_lossy();
-        let about = format!("{}:", patch.display());
-        let (of_it, others) = said.iter().partition(|line| line.starts_with(&about));
-        said = others;
-        let of_it: Vec<&str> = of_it;
-        let of_it: Vec<_> = of_it.iter().map(|line| &line[about.len()..]).collect();
-        let trouble = (!of_it.is_empty()).then(|| of_it.join("\n"));
-        outcomes.push(Outcome::unless("checkpatch", &name, trouble));
-    }
-    // What names no patch: it could not work, or looks at all of them.
-    let trouble = (!said.is_empty()).then(|| tail(&said.join("\n"), 20));
-    outcomes.push(Outcome::unless("checkpatch", "checkpatch itself", trouble));
-    Ok(outcomes)
 }
 
 #[cfg(test)]

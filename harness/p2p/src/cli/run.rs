@@ -10,8 +10,11 @@ use ktap::Status;
 
 use super::{Command, Options, own};
 use crate::bench::{self, Bench};
+use crate::bisect::{self, Bisect};
+use crate::check::{self, Checker};
 use crate::demo;
 use crate::export;
+use crate::hw;
 use crate::kernel::build::{Broken, Builder, Compiler};
 use crate::kernel::{Built, Kernels, Source};
 use crate::mutants::Mutants;
@@ -78,6 +81,11 @@ impl Run<'_> {
             Command::Test { only } => return self.test(&Only::new(only.as_deref())),
             Command::Mutants { only } => return self.mutants(&Only::new(only.as_deref())),
             Command::Bench { only } => return self.bench(&Only::new(only.as_deref())),
+            Command::Check { only } => return self.check(&Only::new(only.as_deref())),
+            Command::Bisect { only } => return self.bisect(&Only::new(only.as_deref())),
+            Command::HwTest { sysroot, perftest } => {
+                return hw::run(paths, ui, sysroot, perftest);
+            }
             Command::Shell { only } => self.shell(only.as_deref().unwrap_or("switch"))?,
             Command::Clean => self.clean()?,
         }
@@ -139,6 +147,72 @@ impl Run<'_> {
             Err(error) => Some(error.downcast::<Broken>()?.to_string()),
         };
         Ok(Outcome::unless(name, "built without a warning", trouble))
+    }
+
+    fn check(&self, only: &Only) -> Result<Verdict> {
+        let names = check::QUICK.iter().chain(&check::BUILDING);
+        let names: Vec<_> = ["style", "drift"].iter().chain(names).copied().collect();
+        only.check(
+            &names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>(),
+        )?;
+        let start = Instant::now();
+        let tools = setup::tools(self.paths, self.ui)?;
+        let tree = tree::ensure(self.paths, self.ui)?;
+        let compiler = self.compiler();
+        let builder = self.builder(&tools, &tree, &compiler);
+        let checker = Checker::new(self.paths, &tree)?;
+        let mut report = Report::default();
+        for name in names.into_iter().filter(|name| only.picks(name)) {
+            report.outcomes.extend(if check::QUICK.contains(&name) {
+                checker.quick(self.ui, name)?
+            } else if check::BUILDING.contains(&name) {
+                checker.building(&builder, name)?
+            } else {
+                own::run(name, self.paths, self.ui, &tree)?
+            });
+        }
+        let dir = self.paths.results().join("check");
+        report.write(&dir, start.elapsed())?;
+        print!(
+            "{}",
+            report.tell(|outcome| format!("make check ONLY={}", outcome.suite))
+        );
+        println!(
+            "results: {} ({})",
+            self.paths.short(&dir),
+            seconds(start.elapsed())
+        );
+        println!("{}", report.closing_line());
+        Ok(match report.count(Status::Failed) {
+            0 => Verdict::Passed,
+            _ => Verdict::Failed,
+        })
+    }
+
+    fn bisect(&self, only: &Only) -> Result<Verdict> {
+        let topologies = Topologies::read(&self.paths.root)?;
+        let tools = setup::tools(self.paths, self.ui)?;
+        let tree = tree::ensure(self.paths, self.ui)?;
+        let rows = Bisect {
+            paths: self.paths,
+            builder: &self.builder(&tools, &tree, &self.compiler()),
+            booter: &self.booter(&tools, &topologies),
+            topologies: &topologies,
+        }
+        .run(only)?;
+        println!("\n{}{}", bisect::table(&rows), bisect::failures(&rows));
+        println!(
+            "table: {}",
+            self.paths.short(&self.paths.results().join("bisect.md"))
+        );
+        Ok(if rows.iter().all(bisect::Row::passed) {
+            Verdict::Passed
+        } else {
+            Verdict::Failed
+        })
     }
 
     fn jobs(&self) -> usize {
@@ -229,7 +303,10 @@ impl Run<'_> {
         fs::write(&status_file, status_of(&result).to_string())?;
         if !usage && !proc::interrupted() {
             report.write(&self.paths.results(), start.elapsed())?;
-            print!("{}", report.tell());
+            print!(
+                "{}",
+                report.tell(|outcome| format!("make test ONLY={}", outcome.suite))
+            );
             println!(
                 "results: {} ({})",
                 self.paths.short(&self.paths.results()),
@@ -254,7 +331,11 @@ impl Run<'_> {
         let kernels = Kernels::read(root)?;
         let plan = Plan::read(root)?;
         let jobs = plan.jobs(&topologies)?;
-        let mut names: Vec<_> = own::NAMES.iter().map(|name| (*name).to_owned()).collect();
+        let mut names: Vec<_> = own::NAMES
+            .iter()
+            .chain(&check::QUICK)
+            .map(|name| (*name).to_owned())
+            .collect();
         names.extend(kernels.built_only().into_iter().map(str::to_owned));
         names.extend(jobs.iter().map(|job| job.name.clone()));
         only.check(&names)?;
@@ -270,6 +351,12 @@ impl Run<'_> {
         for name in own::NAMES {
             if only.picks(name) {
                 add(own::run(name, self.paths, self.ui, &tree)?);
+            }
+        }
+        let checker = Checker::new(self.paths, &tree)?;
+        for name in check::QUICK {
+            if only.picks(name) {
+                add(checker.quick(self.ui, name)?);
             }
         }
 
@@ -380,6 +467,8 @@ impl Run<'_> {
                 dirs.push(entry?.path());
             }
         }
+        dirs.extend(bisect::outputs(self.paths)?);
+        dirs.extend(["check", "check-docs"].map(|name| self.paths.output.join(name)));
         for dir in dirs {
             if dir.is_dir() && !dir.is_symlink() {
                 fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;

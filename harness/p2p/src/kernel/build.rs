@@ -86,6 +86,7 @@ impl Builder<'_> {
             name,
             source: &source,
             output: &built.dir,
+            arch: None,
         };
         let wanted = config::wanted(&self.paths.root, kernel)?;
         let text = config::text(&wanted);
@@ -103,7 +104,14 @@ impl Builder<'_> {
         let _ = fs::remove_file(&mark);
 
         let step = self.ui.step(format!("build: kernel {name}"));
-        make.configure(&text, &wanted, &step)?;
+        let refused = make.configure(&text, &wanted, &step)?;
+        if !refused.is_empty() {
+            bail!(
+                "kernel {name}: Kconfig refuses these options (a dependency is missing, or \
+                 they are not in this tree):\n    {}",
+                refused.join("\n    ")
+            );
+        }
         let jobs = format!("-j{}", self.jobs);
         if kernel.is_built_only() {
             make.run(&only_built(&jobs, kernel), &step)?;
@@ -132,6 +140,7 @@ impl Builder<'_> {
         let make = Make {
             builder: self,
             name,
+            arch: None,
             source: &source,
             output: &built.dir,
         };
@@ -170,6 +179,7 @@ impl Builder<'_> {
         let make = Make {
             builder: self,
             name,
+            arch: None,
             source: &self.tree.dir,
             output: &built.dir,
         };
@@ -208,11 +218,17 @@ fn link_modules(built: &Built) -> Result<()> {
 }
 
 /// The kernel's make, for one kernel.
-struct Make<'a> {
-    builder: &'a Builder<'a>,
-    name: &'a str,
-    source: &'a Path,
-    output: &'a Path,
+pub struct Make<'a> {
+    /// What it is built by.
+    pub builder: &'a Builder<'a>,
+    /// Names its log.
+    pub name: &'a str,
+    /// The tree.
+    pub source: &'a Path,
+    /// Where it is built.
+    pub output: &'a Path,
+    /// `ARCH=`; this machine's if none.
+    pub arch: Option<&'a str>,
 }
 
 impl Make<'_> {
@@ -236,6 +252,9 @@ impl Make<'_> {
         let mut command = self.bare("make")?;
         command.arg("-C").arg(self.source);
         command.arg(format!("O={}", self.output.display()));
+        if let Some(arch) = self.arch {
+            command.arg(format!("ARCH={arch}"));
+        }
         let compiler = &self.builder.compiler;
         let llvm = match (&compiler.llvm, &compiler.cc) {
             (Some(llvm), _) => Some(llvm.as_str()),
@@ -300,7 +319,13 @@ impl Make<'_> {
         Ok(command)
     }
 
-    fn configure(&self, text: &str, wanted: &config::Options, step: &Step<'_>) -> Result<()> {
+    /// Configures; gives what Kconfig made otherwise than it was wanted.
+    pub fn configure(
+        &self,
+        text: &str,
+        wanted: &config::Options,
+        step: &Step<'_>,
+    ) -> Result<Vec<String>> {
         let fragment = self.output.join("p2p.config");
         let config = self.output.join(".config");
         // An unchanged configuration keeps its time, and make has less to do.
@@ -317,17 +342,12 @@ impl Make<'_> {
         let refused = config::refused(wanted, &fs::read_to_string(&config)?)?;
         if !refused.is_empty() {
             fs::remove_file(&fragment)?;
-            bail!(
-                "kernel {}: Kconfig refuses these options (a dependency is missing, or \
-                 they are not in this tree):\n    {}",
-                self.name,
-                refused.join("\n    ")
-            );
         }
-        Ok(())
+        Ok(refused)
     }
 
-    fn run(&self, targets: &[&str], step: &Step<'_>) -> Result<()> {
+    /// Makes these targets.
+    pub fn run(&self, targets: &[&str], step: &Step<'_>) -> Result<()> {
         let mut command = self.command()?;
         command.args(targets);
         self.finish(command, step)
@@ -359,10 +379,15 @@ impl Make<'_> {
         self.finish(command, step)
     }
 
-    fn finish(&self, command: Command, step: &Step<'_>) -> Result<()> {
+    /// What the last command printed.
+    pub fn log(&self) -> PathBuf {
         let logs = self.builder.paths.build().join("logs");
-        fs::create_dir_all(&logs)?;
-        let log: PathBuf = logs.join(format!("build-{}.log", self.name));
+        logs.join(format!("build-{}.log", self.name))
+    }
+
+    fn finish(&self, command: Command, step: &Step<'_>) -> Result<()> {
+        let log = self.log();
+        fs::create_dir_all(log.parent().expect("it is in a folder"))?;
         if self.builder.ui.verbose {
             self.builder.ui.say(format!("+ {}", shown(&command)));
         }

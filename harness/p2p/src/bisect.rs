@@ -1,0 +1,518 @@
+//! Whether the kernel builds without a new warning, and boots, after each patch,
+//! in each configuration of qemu/bisect.toml.
+//!
+//! A configuration has one output directory and walks the commits in order, so
+//! that each step builds what its patch touches. What has passed is not done
+//! again: a second run continues.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use comfy_table::{Table, presets};
+use serde::{Deserialize, Serialize};
+
+use crate::git::ask;
+use crate::kernel::build::{Builder, Make};
+use crate::kernel::{Built, Kernel, Source, config};
+use crate::logscan;
+use crate::paths::{Paths, digest};
+use crate::plan::Only;
+use crate::proc::interrupted;
+use crate::topology::Topologies;
+use crate::vm::{Boot, Booter, indent};
+
+/// A configuration of qemu/bisect.toml.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Configuration {
+    fragments: Vec<String>,
+    arch: Option<String>,
+    boot: Option<String>,
+}
+
+type Configurations = BTreeMap<String, Configuration>;
+
+/// A patch in a configuration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// The configuration.
+    configuration: String,
+    /// Its place in the series, from 1.
+    number: usize,
+    /// What it is called.
+    subject: String,
+    /// Tree and configuration: the result is good for these.
+    key: String,
+    /// Whether it booted; nothing if it need not.
+    booted: Option<bool>,
+    /// What is not as it should be.
+    trouble: Option<String>,
+    seconds: u64,
+}
+
+impl Row {
+    /// Whether all is as it should be.
+    pub fn passed(&self) -> bool {
+        self.trouble.is_none()
+    }
+}
+
+/// A commit of the series.
+struct Commit {
+    number: usize,
+    id: String,
+    tree: String,
+    subject: String,
+}
+
+/// What all steps need.
+pub struct Bisect<'a> {
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// Builds.
+    pub builder: &'a Builder<'a>,
+    /// Boots.
+    pub booter: &'a Booter<'a>,
+    /// Where to boot.
+    pub topologies: &'a Topologies,
+}
+
+fn read(root: &Path) -> Result<Configurations> {
+    let file = root.join("qemu/bisect.toml");
+    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    toml::from_str(&text).with_context(|| file.display().to_string())
+}
+
+/// What a result is good for.
+fn key(commit: &Commit, configuration: &Configuration, wanted: &config::Options) -> String {
+    let options = config::text(wanted);
+    digest(format!("{}\n{configuration:?}\n{options}", commit.tree).as_bytes())
+}
+
+/// Names of all output directories, for `make clean`.
+pub fn outputs(paths: &Paths) -> Result<Vec<PathBuf>> {
+    let names = read(&paths.root)?.into_keys();
+    Ok(names.map(|name| output(paths, &name)).collect())
+}
+
+fn output(paths: &Paths, name: &str) -> PathBuf {
+    paths.output.join("bisect").join(name)
+}
+
+impl Bisect<'_> {
+    /// Builds and boots what `only` picks: a configuration, a patch's number, or
+    /// `configuration/number`.
+    pub fn run(&self, only: &Only) -> Result<Vec<Row>> {
+        let configurations = read(&self.paths.root)?;
+        let commits = self.commits()?;
+        let name = |c: &str, commit: &Commit| format!("{c}/{}", commit.number);
+        let names: Vec<_> = configurations
+            .keys()
+            .flat_map(|c| commits.iter().skip(1).map(move |commit| name(c, commit)))
+            .collect();
+        only.check(&names)?;
+        let mut rows = Rows::read(&self.paths.results());
+        let mut keys = BTreeMap::new();
+        for (c, configuration) in &configurations {
+            let wanted = self.wanted(configuration)?;
+            for commit in &commits {
+                let at = (c.clone(), commit.number);
+                keys.insert(at, key(commit, configuration, &wanted));
+            }
+        }
+        // What is of other patches or another configuration says nothing.
+        rows.keep(|row| keys.get(&(row.configuration.clone(), row.number)) == Some(&row.key));
+        for (c, configuration) in &configurations {
+            let picked = commits.iter().skip(1);
+            let picked: Vec<_> = picked.filter(|at| only.picks(&name(c, at))).collect();
+            self.walk(c, configuration, &commits[0], &picked, &mut rows)?;
+        }
+        rows.write()?;
+        Ok(rows.all)
+    }
+
+    /// All options of a configuration.
+    fn wanted(&self, configuration: &Configuration) -> Result<config::Options> {
+        let kernel = Kernel {
+            tree: Source::Series,
+            fragments: configuration.fragments.clone(),
+            selftests: Vec::new(),
+            targets: Vec::new(),
+            llvm: false,
+        };
+        config::wanted(&self.paths.root, &kernel)
+    }
+
+    /// The base, and each commit after it.
+    fn commits(&self) -> Result<Vec<Commit>> {
+        let tree = self.builder.tree;
+        let range = format!("{}..{}", tree.base, tree.tip);
+        let format = "--format=%H %T %s";
+        let base = ask(&tree.dir, &["log", "-1", format, &tree.base])?;
+        let series = ask(&tree.dir, &["log", "--reverse", format, &range])?;
+        base.lines()
+            .chain(series.lines())
+            .enumerate()
+            .map(|(number, line)| {
+                let mut words = line.splitn(3, ' ').map(str::to_owned);
+                Some(Commit {
+                    number,
+                    id: words.next()?,
+                    tree: words.next()?,
+                    subject: words.next()?,
+                })
+            })
+            .collect::<Option<_>>()
+            .context("git log")
+    }
+
+    fn walk(
+        &self,
+        name: &str,
+        configuration: &Configuration,
+        base: &Commit,
+        picked: &[&Commit],
+        rows: &mut Rows,
+    ) -> Result<()> {
+        let wanted = self.wanted(configuration)?;
+        let key = |commit: &Commit| key(commit, configuration, &wanted);
+        let todo = picked
+            .iter()
+            .filter(|commit| !rows.passed(name, commit.number, &key(commit)));
+        let todo: Vec<_> = todo.collect();
+        if todo.is_empty() {
+            return Ok(());
+        }
+        let output = output(self.paths, name);
+        let stepper = Stepper {
+            bisect: self,
+            name,
+            configuration,
+            wanted: &wanted,
+            output: &output,
+        };
+        let known = stepper.base_warnings(base, &key(base))?;
+        for commit in todo {
+            let start = Instant::now();
+            let mut row = Row {
+                configuration: name.to_owned(),
+                number: commit.number,
+                subject: commit.subject.clone(),
+                key: key(commit),
+                booted: None,
+                trouble: None,
+                seconds: 0,
+            };
+            stepper.step(commit, &known, &mut row)?;
+            row.seconds = start.elapsed().as_secs();
+            self.builder.ui.say(format!(
+                "bisect: {name}/{}: {} ({} s)",
+                commit.number,
+                row.word(),
+                row.seconds
+            ));
+            rows.put(row)?;
+            stepper.begun().remove()?;
+        }
+        Ok(())
+    }
+}
+
+/// A configuration on its way through the commits.
+struct Stepper<'a> {
+    bisect: &'a Bisect<'a>,
+    name: &'a str,
+    configuration: &'a Configuration,
+    wanted: &'a config::Options,
+    output: &'a Path,
+}
+
+/// A file that is there while a step is not done.
+struct Mark(PathBuf);
+
+impl Mark {
+    fn is_set(&self) -> bool {
+        self.0.is_file()
+    }
+
+    fn set(&self) -> Result<()> {
+        Ok(fs::write(&self.0, "")?)
+    }
+
+    fn remove(&self) -> Result<()> {
+        match fs::remove_file(&self.0) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Stepper<'_> {
+    fn begun(&self) -> Mark {
+        Mark(self.output.join("p2p-begun"))
+    }
+
+    /// Warnings of the base, which is built first, and anew if it is another.
+    fn base_warnings(&self, base: &Commit, key: &str) -> Result<BTreeSet<String>> {
+        let file = self.output.join("p2p-base.json");
+        let kept = fs::read_to_string(&file).ok();
+        let kept = kept.and_then(|text| serde_json::from_str::<(String, _)>(&text).ok());
+        if let Some((of, warnings)) = kept
+            && of == key
+        {
+            return Ok(warnings);
+        }
+        if self.output.exists() {
+            fs::remove_dir_all(self.output)?;
+        }
+        let warnings = self
+            .build(base)
+            .with_context(|| format!("bisect: {}, the base alone", self.name))?;
+        fs::write(file, serde_json::to_string(&(key, &warnings))?)?;
+        self.begun().remove()?;
+        Ok(warnings)
+    }
+
+    fn step(&self, commit: &Commit, known: &BTreeSet<String>, row: &mut Row) -> Result<()> {
+        let warnings = match self.build(commit) {
+            Err(error) if interrupted() => return Err(error),
+            Err(error) => {
+                row.trouble = Some(format!("{error:#}"));
+                return Ok(());
+            }
+            Ok(warnings) => warnings,
+        };
+        let new: Vec<_> = warnings.difference(known).cloned().collect();
+        if !new.is_empty() {
+            row.trouble = Some(format!("new warnings:\n{}", new.join("\n")));
+            return Ok(());
+        }
+        if let Some(topology) = &self.configuration.boot {
+            row.trouble = self.boot(commit, topology)?;
+            row.booted = Some(row.trouble.is_none());
+        }
+        Ok(())
+    }
+
+    /// Builds a commit; gives what was warned of on the way.
+    fn build(&self, commit: &Commit) -> Result<BTreeSet<String>> {
+        let Bisect { paths, builder, .. } = self.bisect;
+        let ui = builder.ui;
+        let step = ui.step(format!("bisect: {}/{}", self.name, commit.number));
+        let tree = builder.tree;
+        let what = "tree: a second one, for bisect";
+        // As `linux` beside `plain`: ccache knows most of it already.
+        let source = tree.worktree(paths, ui, "bisect/linux", &commit.id, what)?;
+        fs::create_dir_all(self.output)?;
+        let name = format!("bisect-{}", self.name);
+        let make = Make {
+            builder,
+            name: &name,
+            source: &source,
+            output: self.output,
+            arch: self.configuration.arch.as_deref(),
+        };
+        // What was built before an interruption warned then.
+        let begun = self.begun();
+        let mut found = BTreeSet::new();
+        if begun.is_set() {
+            found = warnings(&fs::read_to_string(make.log()).unwrap_or_default());
+        }
+        begun.set()?;
+
+        let wanted = self.defined(&commit.id)?;
+        let text = config::text(&wanted);
+        let mut log = make.log().into_os_string();
+        let refused = make.configure(&text, &wanted, &step)?;
+        if !refused.is_empty() {
+            anyhow::bail!("Kconfig refuses {}", refused.join(", "));
+        }
+        let jobs = format!("-j{}", builder.jobs);
+        let image = match self.configuration.boot {
+            Some(_) => "bzImage",
+            None => "vmlinux",
+        };
+        let built = make.run(&[&jobs, image, "modules"], &step);
+        found.extend(warnings(&fs::read_to_string(make.log())?));
+        // A log of its own for each step, to look at later.
+        log.push(format!(".{}", commit.number));
+        fs::copy(make.log(), log)?;
+        built?;
+        Ok(found)
+    }
+
+    /// The options that the tree has at a commit.
+    fn defined(&self, commit: &str) -> Result<config::Options> {
+        let pattern = "^[[:space:]]*(menu)?config[[:space:]]+[A-Za-z0-9_]+";
+        let args = ["grep", "-hoE", pattern, commit, "--", "*Kconfig*"];
+        let there = ask(&self.bisect.builder.tree.dir, &args)?;
+        let there: BTreeSet<_> = there
+            .lines()
+            .filter_map(|line| line.split_whitespace().last())
+            .collect();
+        let options = self.wanted.iter();
+        Ok(options
+            .filter(|(name, _)| there.contains(name.trim_start_matches("CONFIG_")))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect())
+    }
+
+    /// Boots what was built; gives what went wrong.
+    fn boot(&self, commit: &Commit, topology: &str) -> Result<Option<String>> {
+        let booter = self.bisect.booter;
+        let name = format!("bisect/{}/{}", self.name, commit.number);
+        let step = booter.ui.step(format!("run: {name}"));
+        let ran = booter.boot(
+            &Boot {
+                name: &name,
+                kernel: &Built {
+                    dir: self.output.to_owned(),
+                },
+                topology: self.bisect.topologies.get(topology)?,
+                append: &[],
+                icount: None,
+                job: "uname -a >\"$out/uname\"\n".to_owned(),
+                limit: Duration::from_secs(180),
+            },
+            &step,
+        )?;
+        let reports = logscan::reports(&ran.console);
+        Ok(ran.trouble().or_else(|| reports.into_iter().next()))
+    }
+}
+
+/// What compilers, linker and modpost warn of, without line numbers, which
+/// every patch changes.
+fn warnings(log: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut lines = log.lines().peekable();
+    while let Some(line) = lines.next() {
+        let warns = line.contains("warning: ") || line.contains("WARNING: ");
+        if !warns || line.starts_with("make") || line.contains("warning emitted") {
+            continue;
+        }
+        let mut text = without_numbers(line);
+        // rustc says where on the next line.
+        if let Some(place) = lines
+            .peek()
+            .and_then(|next| next.trim().strip_prefix("--> "))
+        {
+            text = format!("{}: {text}", without_numbers(place));
+        }
+        found.insert(text);
+    }
+    found
+}
+
+/// `a.c:12:3: warning: x` → `a.c: warning: x`
+fn without_numbers(line: &str) -> String {
+    let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let parts = line.trim().split(':');
+    parts
+        .filter(|part| !is_number(part))
+        .collect::<Vec<_>>()
+        .join(":")
+}
+
+/// All results, kept in build/results/bisect.json.
+struct Rows {
+    dir: PathBuf,
+    all: Vec<Row>,
+}
+
+impl Rows {
+    fn read(dir: &Path) -> Self {
+        let text = fs::read_to_string(dir.join("bisect.json")).ok();
+        let all = text.and_then(|text| serde_json::from_str(&text).ok());
+        Self {
+            dir: dir.to_owned(),
+            all: all.unwrap_or_default(),
+        }
+    }
+
+    fn passed(&self, configuration: &str, number: usize, key: &str) -> bool {
+        self.all.iter().any(|row| {
+            row.configuration == configuration
+                && row.number == number
+                && row.key == key
+                && row.passed()
+        })
+    }
+
+    fn put(&mut self, row: Row) -> Result<()> {
+        self.keep(|old| old.configuration != row.configuration || old.number != row.number);
+        self.all.push(row);
+        self.write()
+    }
+
+    fn keep(&mut self, which: impl Fn(&Row) -> bool) {
+        self.all.retain(which);
+    }
+
+    fn write(&mut self) -> Result<()> {
+        self.all
+            .sort_by_key(|row| (row.configuration.clone(), row.number));
+        fs::create_dir_all(&self.dir)?;
+        let json = serde_json::to_string_pretty(&self.all)?;
+        fs::write(self.dir.join("bisect.json"), json)?;
+        fs::write(
+            self.dir.join("bisect.md"),
+            format!("{}\n", table(&self.all)),
+        )?;
+        Ok(())
+    }
+}
+
+impl Row {
+    fn word(&self) -> &'static str {
+        match (self.passed(), self.booted) {
+            (true, Some(_)) => "builds, boots",
+            (true, None) => "builds",
+            (false, Some(_)) => "DOES NOT BOOT",
+            (false, None) => "FAILS",
+        }
+    }
+}
+
+/// A line per patch, a column per configuration.
+pub fn table(rows: &[Row]) -> String {
+    let columns: BTreeSet<_> = rows.iter().map(|row| &row.configuration).collect();
+    let patches: BTreeMap<_, _> = rows.iter().map(|row| (row.number, &row.subject)).collect();
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    let mut header = vec!["".to_owned(), "patch".to_owned()];
+    header.extend(columns.iter().map(|name| (*name).clone()));
+    table.set_header(header);
+    for (number, subject) in patches {
+        let mut line = vec![number.to_string(), subject.clone()];
+        for name in &columns {
+            let row = rows
+                .iter()
+                .find(|row| row.number == number && row.configuration == **name);
+            line.push(row.map_or("-", Row::word).to_owned());
+        }
+        table.add_row(line);
+    }
+    table.to_string()
+}
+
+/// What failed, with what repeats it.
+pub fn failures(rows: &[Row]) -> String {
+    let failed = rows.iter().filter_map(|row| {
+        let trouble = row.trouble.as_ref()?;
+        Some(format!(
+            "\nFAILED {0}, patch {1}: {2}\n{3}\n    to repeat: make bisect ONLY={0}/{1}\n",
+            row.configuration,
+            row.number,
+            row.subject,
+            indent(trouble)
+        ))
+    });
+    failed.collect()
+}
+
+#[cfg(test)]
+mod tests;

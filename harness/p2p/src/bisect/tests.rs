@@ -1,0 +1,252 @@
+use super::*;
+use crate::tree::Tree;
+
+fn row(configuration: &str, number: usize, trouble: Option<&str>) -> Row {
+    Row {
+        configuration: configuration.into(),
+        number,
+        subject: format!("patch {number}"),
+        key: "k".into(),
+        booted: None,
+        trouble: trouble.map(str::to_owned),
+        seconds: 1,
+    }
+}
+
+#[test]
+fn the_configurations_of_this_repository() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let topologies = Topologies::read(&root).unwrap();
+    for (name, configuration) in read(&root).unwrap() {
+        for fragment in &configuration.fragments {
+            assert!(
+                !config::fragment(&root, fragment).unwrap().is_empty(),
+                "{name}"
+            );
+        }
+        if let Some(topology) = &configuration.boot {
+            topologies.get(topology).unwrap();
+            assert_eq!(configuration.arch, None, "{name}: only x86-64 is booted");
+        }
+    }
+}
+
+#[test]
+fn a_warning_that_moves_is_not_new() {
+    let before = warnings("mm/a.c:12:3: warning: unused variable 'x' [-Wunused-variable]\n");
+    let after =
+        warnings("  CC mm/a.o\nmm/a.c:99:7: warning: unused variable 'x' [-Wunused-variable]\n");
+    assert_eq!(before, after);
+    let other = warnings("mm/a.c:99:7: warning: unused variable 'y' [-Wunused-variable]\n");
+    assert_eq!(other.difference(&before).count(), 1);
+}
+
+#[test]
+fn warnings_of_rustc_and_modpost() {
+    let found = warnings(
+        "warning: unused import: `x`\n  --> rust/kernel/mm.rs:3:5\n\
+         warning: 1 warning emitted\n\
+         make[2]: warning: jobserver unavailable\n\
+         WARNING: modpost: missing MODULE_DESCRIPTION() in lib/a.o\n",
+    );
+    let found: Vec<_> = found.into_iter().collect();
+    assert_eq!(
+        found,
+        [
+            "WARNING: modpost: missing MODULE_DESCRIPTION() in lib/a.o",
+            "rust/kernel/mm.rs: warning: unused import: `x`",
+        ]
+    );
+}
+
+#[test]
+fn results_are_kept_for_what_they_are_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rows = Rows::read(dir.path());
+    rows.put(row("i386", 2, None)).unwrap();
+    rows.put(row("i386", 1, Some("error: no"))).unwrap();
+    let mut rows = Rows::read(dir.path());
+    assert!(rows.passed("i386", 2, "k"));
+    assert!(!rows.passed("i386", 2, "another tree"));
+    assert!(!rows.passed("i386", 1, "k"), "what failed is done again");
+    assert!(!rows.passed("arm64", 2, "k"));
+    rows.put(row("i386", 1, None)).unwrap();
+    assert_eq!(rows.all.len(), 2);
+    assert!(rows.all.iter().all(Row::passed));
+}
+
+#[test]
+fn the_table_and_what_failed() {
+    let rows = [
+        row("arm64", 1, None),
+        row("i386", 1, Some("error: no")),
+        row("i386", 2, None),
+    ];
+    let table = table(&rows);
+    let lines: Vec<_> = table.lines().collect();
+    assert!(
+        lines[0].contains("arm64") && lines[0].contains("i386"),
+        "{table}"
+    );
+    assert!(
+        lines[2].contains("builds") && lines[2].contains("FAILS"),
+        "{table}"
+    );
+    assert!(lines[3].contains(" - "), "{table}");
+    let told = failures(&rows);
+    assert!(
+        told.contains("error: no") && told.contains("make bisect ONLY=i386/1"),
+        "{told}"
+    );
+}
+
+/// A kernel of four files: what it is made of warns, breaks and has options as a
+/// real one does.
+struct Toy {
+    dir: tempfile::TempDir,
+    paths: Paths,
+    tree: Tree,
+}
+
+const MAKEFILE: &str = "\
+allnoconfig:
+	for o in $$(sed -n 's/^config //p' Kconfig); do grep ^CONFIG_$$o= $$KCONFIG_ALLCONFIG; done >$(O)/.config
+olddefconfig:
+vmlinux modules:
+	cat warnings
+	test ! -e broken || { echo 'a.c:1:1: error: broken'; false; }
+";
+
+impl Toy {
+    /// The base and three patches: one is fine and adds an option, one warns
+    /// anew, one breaks the build.
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("repo");
+        let tree = root.join("build/linux");
+        fs::create_dir_all(root.join("qemu/kernel")).unwrap();
+        fs::create_dir_all(&tree).unwrap();
+        fs::write(
+            root.join("qemu/bisect.toml"),
+            "[toy]\nfragments = [\"toy\"]\n",
+        )
+        .unwrap();
+        let options = "CONFIG_OLD=y\nCONFIG_NEW=y\n";
+        fs::write(root.join("qemu/kernel/toy.config"), options).unwrap();
+        ask(&tree, &["init", "-q"]).unwrap();
+        let commit = |files: &[(&str, &str)]| {
+            for (name, text) in files {
+                fs::write(tree.join(name), text).unwrap();
+            }
+            ask(&tree, &["add", "-A"]).unwrap();
+            let subject = files[0].0;
+            let who = ["-c", "user.name=p2p", "-c", "user.email=p2p@localhost"];
+            let args = [&who[..], &["commit", "-q", "-m", subject]].concat();
+            ask(&tree, &args).unwrap();
+            ask(&tree, &["rev-parse", "HEAD"]).unwrap()
+        };
+        let known = "a.c:3:1: warning: known\n";
+        let base = commit(&[
+            ("Kconfig", "config OLD\n"),
+            ("Makefile", MAKEFILE),
+            ("warnings", known),
+        ]);
+        commit(&[
+            ("Kconfig", "config OLD\n\tbool\nconfig NEW\n"),
+            ("warnings", "a.c:9:1: warning: known\n"),
+        ]);
+        commit(&[(
+            "warnings",
+            "a.c:9:1: warning: known\na.c:8:1: warning: another\n",
+        )]);
+        let tip = commit(&[("broken", ""), ("warnings", known)]);
+        let build = root.join("build");
+        Self {
+            paths: Paths {
+                root,
+                work: build.clone(),
+                output: build,
+                cache: dir.path().join("cache"),
+                kdir: None,
+            },
+            tree: Tree {
+                dir: tree,
+                base,
+                tip,
+                source: "toy".into(),
+            },
+            dir,
+        }
+    }
+
+    fn run(&self, only: Option<&str>) -> Vec<Row> {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&repository).unwrap();
+        let ui = crate::ui::Ui::new(false);
+        let tools = crate::setup::Tools {
+            bindgen: self.dir.path().join("bindgen"),
+            vng_dir: self.dir.path().join("bin"),
+        };
+        Bisect {
+            paths: &self.paths,
+            builder: &Builder {
+                paths: &self.paths,
+                ui: &ui,
+                tools: &tools,
+                tree: &self.tree,
+                compiler: &crate::kernel::build::Compiler::default(),
+                jobs: 1,
+            },
+            booter: &Booter {
+                paths: &self.paths,
+                ui: &ui,
+                tools: &tools,
+                qemu: None,
+                machine: &topologies.machine,
+            },
+            topologies: &topologies,
+        }
+        .run(&Only::new(only))
+        .unwrap()
+    }
+
+    fn config(&self) -> String {
+        fs::read_to_string(self.paths.output.join("bisect/toy/.config")).unwrap()
+    }
+}
+
+#[test]
+fn each_patch_is_built_and_what_it_breaks_is_told() {
+    let toy = Toy::new();
+    let rows = toy.run(Some("toy/1"));
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].trouble, None, "a warning of the base has moved");
+    // The option is taken once a patch adds it.
+    assert!(toy.config().contains("CONFIG_NEW=y"));
+
+    let rows = toy.run(None);
+    assert_eq!(rows.len(), 3);
+    assert!(rows[0].passed());
+    let warned = rows[1].trouble.as_ref().unwrap();
+    assert_eq!(warned, "new warnings:\na.c: warning: another");
+    let broken = rows[2].trouble.as_ref().unwrap();
+    assert!(broken.contains("a.c:1:1: error: broken"), "{broken}");
+}
+
+#[test]
+fn what_has_passed_is_not_done_again() {
+    let toy = Toy::new();
+    toy.run(Some("1"));
+    let log = toy.paths.build().join("logs/build-bisect-toy.log.1");
+    fs::remove_file(&log).unwrap();
+    toy.run(Some("1"));
+    assert!(!log.exists());
+    toy.run(Some("2"));
+    toy.run(Some("2"));
+    // Another configuration: what was found out is void.
+    let fragment = toy.paths.root.join("qemu/kernel/toy.config");
+    fs::write(fragment, "CONFIG_OLD=y\n").unwrap();
+    let rows = toy.run(Some("1"));
+    assert!(log.exists());
+    assert_eq!(rows.len(), 1, "results of another configuration are gone");
+}

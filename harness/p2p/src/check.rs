@@ -1,0 +1,247 @@
+//! What a maintainer's tools say of the patches, without a machine: do they
+//! apply, are they mails, who gets them, and do compilers, sparse, clippy,
+//! kernel-doc, rustdoc and Sphinx have anything to say about what is new.
+//!
+//! What is looked at comes from the patches. A tool's message counts if it is
+//! about a line that the series adds: what was there before is not its matter.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::git::ask;
+use crate::kernel::build::Builder;
+use crate::paths::Paths;
+use crate::proc::{output, shown, tail};
+use crate::report::Outcome;
+use crate::series::Series;
+use crate::tree::Tree;
+use crate::ui::Ui;
+
+mod building;
+mod mail;
+
+/// Checks of seconds, which `make test` runs, too.
+pub const QUICK: [&str; 8] = [
+    "am",
+    "checkpatch",
+    "mail",
+    "maintainers",
+    "codespell",
+    "kernel-doc",
+    "kernel-rustfmt",
+    "docs",
+];
+
+/// Checks of minutes.
+pub const BUILDING: [&str; 2] = ["objects", "rustdoc"];
+
+/// qemu/check.toml
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    fragments: Vec<String>,
+    words: Vec<String>,
+}
+
+impl Settings {
+    fn read(root: &Path) -> Result<Self> {
+        let file = root.join("qemu/check.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        toml::from_str(&text).with_context(|| file.display().to_string())
+    }
+}
+
+/// Looks at the series.
+pub struct Checker<'a> {
+    paths: &'a Paths,
+    tree: &'a Tree,
+    series: Series,
+    settings: Settings,
+    added: Added,
+}
+
+impl<'a> Checker<'a> {
+    /// Finds out what there is to look at.
+    pub fn new(paths: &'a Paths, tree: &'a Tree) -> Result<Self> {
+        let diff = ["diff", "-U0", "--no-renames", &tree.base, &tree.tip];
+        Ok(Self {
+            paths,
+            tree,
+            series: Series::read(&paths.root)?,
+            settings: Settings::read(&paths.root)?,
+            added: Added::parse(&ask(&tree.dir, &diff)?),
+        })
+    }
+
+    /// Runs one of [`QUICK`].
+    pub fn quick(&self, ui: &Ui, name: &str) -> Result<Vec<Outcome>> {
+        let step = ui.step(format!("run: {name}"));
+        let outcomes = match name {
+            _ if self.series.patches.is_empty() => Vec::new(),
+            "am" => vec![mail::am(self)?],
+            "checkpatch" => mail::checkpatch(self)?,
+            "mail" => mail::mail(self)?,
+            "maintainers" => mail::maintainers(self)?,
+            "codespell" => mail::codespell(self)?,
+            "kernel-doc" => vec![self.kernel_doc()?],
+            "kernel-rustfmt" => vec![self.rustfmt()?],
+            _ => building::docs(self)?,
+        };
+        step.done(format!("{} tests", outcomes.len()));
+        Ok(outcomes)
+    }
+
+    /// Runs one of [`BUILDING`].
+    pub fn building(&self, builder: &Builder<'_>, name: &str) -> Result<Vec<Outcome>> {
+        let step = builder.ui.step(format!("run: {name}"));
+        let outcomes = match name {
+            _ if self.series.patches.is_empty() => Vec::new(),
+            "objects" => building::objects(self, builder, &step)?,
+            _ => vec![building::rustdoc(self, builder, &step)?],
+        };
+        step.done(format!("{} tests", outcomes.len()));
+        Ok(outcomes)
+    }
+
+    /// Touched files that end so, without programs for user space.
+    fn touched(&self, endings: &[&str]) -> Vec<&str> {
+        let files = self.added.0.keys().map(String::as_str);
+        files
+            .filter(|file| !file.starts_with("tools/"))
+            .filter(|file| endings.iter().any(|ending| file.ends_with(ending)))
+            .collect()
+    }
+
+    fn kernel_doc(&self) -> Result<Outcome> {
+        let mut command = Command::new("scripts/kernel-doc");
+        command
+            .current_dir(&self.tree.dir)
+            .env("PATH", "/usr/bin:/bin")
+            .args(["-none", "-Wall"])
+            .args(self.touched(&[".c", ".h"]));
+        let (_, out, err) = output(&mut command)?;
+        let said = self.added.about(&format!("{out}{err}"));
+        Ok(outcome("kernel-doc", "what is new", said, &command))
+    }
+
+    fn rustfmt(&self) -> Result<Outcome> {
+        let name = "kernel-rustfmt";
+        let program = "/usr/bin/rustfmt";
+        if !Path::new(program).is_file() {
+            let why = format!("{program} is not installed");
+            return Ok(Outcome::skipped(name, "touched files", why));
+        }
+        let mut command = Command::new(program);
+        command
+            .current_dir(&self.tree.dir)
+            .args(["--check", "-l", "--edition", "2021"])
+            .args(self.touched(&[".rs"]));
+        let (status, out, err) = output(&mut command)?;
+        let said = (!status.success()).then(|| format!("{out}{err}"));
+        Ok(outcome(
+            name,
+            "touched files",
+            said.into_iter().collect(),
+            &command,
+        ))
+    }
+}
+
+/// Passed if a tool said nothing; else what it said, and how to ask it again.
+fn outcome(suite: &str, name: &str, said: Vec<String>, command: &Command) -> Outcome {
+    let trouble = (!said.is_empty()).then(|| {
+        let dir = command.get_current_dir().unwrap_or(Path::new("."));
+        let (all, shown) = (said.join("\n"), shown(command));
+        let shown = if shown.len() < 2000 { &shown } else { suite };
+        format!("{}\nby: cd {} && {shown}", tail(&all, 40), dir.display())
+    });
+    Outcome::unless(suite, name, trouble)
+}
+
+/// The lines that the series adds, by file.
+struct Added(BTreeMap<String, BTreeSet<usize>>);
+
+impl Added {
+    /// Reads `git diff -U0`.
+    fn parse(diff: &str) -> Self {
+        let mut files = BTreeMap::new();
+        let mut current: Option<&mut BTreeSet<usize>> = None;
+        for line in diff.lines() {
+            if let Some(name) = line.strip_prefix("+++ ") {
+                // A file that goes away is /dev/null here.
+                current = name
+                    .strip_prefix("b/")
+                    .map(|name| files.entry(name.to_owned()).or_default());
+            } else if let Some(rest) = line.strip_prefix("@@ -")
+                && let Some(place) = rest.split(" +").nth(1)
+                && let Some(lines) = current.as_mut()
+            {
+                let place = place.split(' ').next().unwrap_or_default();
+                let (first, count) = place.split_once(',').unwrap_or((place, "1"));
+                let first: usize = first.parse().unwrap_or_default();
+                let count: usize = count.parse().unwrap_or_default();
+                lines.extend(first..first + count);
+            }
+        }
+        Self(files)
+    }
+
+    /// Whether a line of a file is one of them.
+    fn has(&self, file: &str, line: usize) -> bool {
+        let found = self.0.iter().find(|(name, _)| {
+            file.strip_suffix(name.as_str())
+                .is_some_and(|before| before.is_empty() || before.ends_with('/'))
+        });
+        found.is_some_and(|(_, lines)| lines.contains(&line))
+    }
+
+    /// The messages that are about a line of the series: `file:line: text`, or
+    /// text with ` --> file:line` below, as rustc writes them.
+    fn about(&self, said: &str) -> Vec<String> {
+        let lines: Vec<_> = said.lines().collect();
+        let mut found = Vec::new();
+        for (at, line) in lines.iter().enumerate() {
+            let rustc = line.trim_start().strip_prefix("--> ");
+            let text = rustc.unwrap_or(line);
+            let Some((file, number)) = place(text) else {
+                continue;
+            };
+            if !self.has(file, number) {
+                continue;
+            }
+            match rustc {
+                Some(_) if at > 0 => found.push(format!("{}\n{line}", lines[at - 1])),
+                Some(_) => found.push((*line).to_owned()),
+                None if complains(line) => found.push((*line).to_owned()),
+                None => {}
+            }
+        }
+        let mut seen = BTreeSet::new();
+        found.retain(|text| seen.insert(text.clone()));
+        found
+    }
+}
+
+fn complains(line: &str) -> bool {
+    let line = line.to_lowercase();
+    ["warning", "error", "severe"]
+        .iter()
+        .any(|word| line.contains(word))
+}
+
+/// `mm/hmm.c:12:3: text` and `Warning: mm/hmm.c:12 text`
+fn place(text: &str) -> Option<(&str, usize)> {
+    let word = text
+        .split_whitespace()
+        .find(|word| word.contains(':') && word.contains('.'))?;
+    let mut parts = word.split(':');
+    Some((parts.next()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests;

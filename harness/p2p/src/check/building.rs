@@ -1,0 +1,209 @@
+//! Checks that need a configured kernel tree: compilers with more warnings than
+//! usual, sparse, clippy, rustdoc, Sphinx.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use super::{Checker, outcome};
+use crate::kernel::build::{Builder, Make};
+use crate::kernel::{Kernel, Source, config};
+use crate::proc::{interrupted, output};
+use crate::report::Outcome;
+use crate::ui::Step;
+
+/// All of make's calls have them, so that none makes another's work anew.
+const MODES: [&str; 4] = [
+    "W=1",
+    "C=2",
+    "CLIPPY=1",
+    "CLIPPY_DRIVER=/usr/bin/clippy-driver",
+];
+
+/// Touched C files one by one, the folders of touched drivers in Rust, and the
+/// kernel's crates, with W=1, sparse and clippy.
+pub fn objects(
+    checker: &Checker<'_>,
+    builder: &Builder<'_>,
+    step: &Step<'_>,
+) -> Result<Vec<Outcome>> {
+    let make = Make {
+        builder,
+        name: "check",
+        source: &checker.tree.dir,
+        output: &checker.paths.output.join("check"),
+        arch: None,
+    };
+    configure(checker, &make, step)?;
+    let mut targets = BTreeSet::new();
+    let mut outcomes = Vec::new();
+    for file in checker.touched(&[".c"]) {
+        if let Some(target) = object(&checker.tree.dir, file) {
+            targets.insert(target);
+        }
+    }
+    for file in checker.touched(&[".rs"]) {
+        if let Some(target) = folder(&checker.tree.dir, file) {
+            targets.insert(target);
+        }
+    }
+    // rust/ is built by `prepare`. With -k one message does not hide another.
+    let jobs = format!("-j{}", builder.jobs);
+    let mut arguments = vec![jobs.as_str(), "-k"];
+    arguments.extend(MODES);
+    arguments.push("prepare");
+    let prepared = make.run(&arguments, step);
+    let mut said = fs::read_to_string(make.log())?;
+    let mut result = prepared;
+    if result.is_ok() {
+        arguments.pop();
+        arguments.extend(targets.iter().map(String::as_str));
+        result = make.run(&arguments, step);
+        said.push_str(&fs::read_to_string(make.log())?);
+    }
+    if interrupted() {
+        bail!("interrupted");
+    }
+    let mut about = checker.added.about(&said);
+    for target in &targets {
+        let mut files: Vec<_> = checker.touched(&[".c", ".rs"]);
+        files.retain(|file| {
+            target.strip_suffix(".o") == file.strip_suffix(".c") || {
+                target.ends_with('/') && file.starts_with(target.as_str())
+            }
+        });
+        let (of_it, others) = about
+            .into_iter()
+            .partition::<Vec<_>, _>(|text| files.iter().any(|file| text.contains(file)));
+        about = others;
+        let trouble = (!of_it.is_empty()).then(|| of_it.join("\n"));
+        outcomes.push(Outcome::unless("objects", target, trouble));
+    }
+    // Headers and the kernel's crates.
+    let trouble = match (about.is_empty(), result) {
+        (_, Err(error)) => Some(format!("{error:#}")),
+        (false, Ok(())) => Some(about.join("\n")),
+        (true, Ok(())) => None,
+    };
+    outcomes.push(Outcome::unless(
+        "objects",
+        "headers, rust/, and all of it",
+        trouble,
+    ));
+    Ok(outcomes)
+}
+
+fn configure(checker: &Checker<'_>, make: &Make<'_>, step: &Step<'_>) -> Result<()> {
+    let kernel = Kernel {
+        tree: Source::Series,
+        fragments: checker.settings.fragments.clone(),
+        selftests: Vec::new(),
+        targets: Vec::new(),
+        llvm: false,
+    };
+    let wanted = config::wanted(&checker.paths.root, &kernel)?;
+    fs::create_dir_all(make.output)?;
+    let refused = make.configure(&config::text(&wanted), &wanted, step)?;
+    if !refused.is_empty() {
+        bail!("check: Kconfig refuses {}", refused.join(", "));
+    }
+    Ok(())
+}
+
+/// What make calls the object of a C file; nothing if it is part of another.
+pub fn object(tree: &Path, file: &str) -> Option<String> {
+    let object = format!("{}.o", file.strip_suffix(".c")?);
+    let (dir, name) = object.rsplit_once('/')?;
+    let makefile = fs::read_to_string(tree.join(dir).join("Makefile")).ok()?;
+    let named = makefile
+        .split(|c: char| c.is_whitespace() || "=:".contains(c))
+        .any(|word| word == name);
+    named.then(|| object.clone())
+}
+
+/// The folder that a Rust file outside of rust/ is built in: the nearest one
+/// with a Makefile.
+pub fn folder(tree: &Path, file: &str) -> Option<String> {
+    if file.starts_with("rust/") {
+        return None;
+    }
+    let folders = Path::new(file).ancestors().skip(1);
+    let mut built = folders.filter(|dir| tree.join(dir).join("Makefile").is_file());
+    Some(format!("{}/", built.next()?.display()))
+}
+
+/// The documentation of the kernel's crates.
+pub fn rustdoc(checker: &Checker<'_>, builder: &Builder<'_>, step: &Step<'_>) -> Result<Outcome> {
+    let make = Make {
+        builder,
+        name: "check-rustdoc",
+        source: &checker.tree.dir,
+        output: &checker.paths.output.join("check"),
+        arch: None,
+    };
+    configure(checker, &make, step)?;
+    let jobs = format!("-j{}", builder.jobs);
+    let mut arguments = vec![jobs.as_str()];
+    arguments.extend(MODES);
+    arguments.push("rustdoc");
+    let result = make.run(&arguments, step);
+    if interrupted() {
+        bail!("interrupted");
+    }
+    let about = checker.added.about(&fs::read_to_string(make.log())?);
+    let trouble = match (about.is_empty(), result) {
+        (false, _) => Some(about.join("\n")),
+        (true, Err(error)) => Some(format!("{error:#}")),
+        (true, Ok(())) => None,
+    };
+    Ok(Outcome::unless("rustdoc", "what is new", trouble))
+}
+
+/// Sphinx on the folders of the touched pages.
+pub fn docs(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
+    let mut folders = BTreeSet::new();
+    for file in checker.touched(&[".rst"]) {
+        let ancestors = Path::new(file).ancestors().skip(1);
+        let mut with_index =
+            ancestors.filter(|dir| checker.tree.dir.join(dir).join("index.rst").is_file());
+        let folder = with_index
+            .next()
+            .and_then(|dir| dir.strip_prefix("Documentation").ok());
+        if let Some(folder) = folder {
+            folders.insert(folder.to_string_lossy().into_owned());
+        }
+    }
+    let mut outcomes = Vec::new();
+    for folder in folders {
+        let out = checker.paths.output.join("check-docs").join(&folder);
+        fs::create_dir_all(&out)?;
+        let mut command = Command::new("make");
+        command
+            .current_dir(&checker.tree.dir)
+            .env("PATH", "/usr/bin:/bin")
+            .env("LC_ALL", "C.UTF-8")
+            .arg("-s")
+            .arg(format!("O={}", out.display()))
+            .arg(format!("SPHINXDIRS={folder}"))
+            .arg("htmldocs");
+        let (status, said, err) = output(&mut command)?;
+        let mut about = checker.added.about(&format!("{said}{err}"));
+        // Pages of other folders are not there.
+        about.retain(|line| !is_elsewhere(line));
+        if !status.success() {
+            about.push(crate::proc::tail(&err, 10));
+        }
+        outcomes.push(outcome("docs", &folder, about, &command));
+    }
+    Ok(outcomes)
+}
+
+/// A reference to a page that a build of one folder cannot know.
+fn is_elsewhere(line: &str) -> bool {
+    line.contains("unknown document: '/")
+        || line.contains("unknown document: '../")
+        || line.contains("undefined label: ")
+}

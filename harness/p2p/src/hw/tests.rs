@@ -1,0 +1,409 @@
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+
+use super::*;
+use crate::outcome::status_of;
+use pci::Route;
+
+/// A host's files in a folder that goes away.
+struct Fixture {
+    dir: tempfile::TempDir,
+}
+
+/// Where a fixture's cards are.
+const GPU: &str = "0000:03:00.0";
+const NIC: &str = "0000:04:00.0";
+const SWITCH: &str = "pci0000:00/0000:00:01.0/0000:01:00.0";
+
+impl Fixture {
+    /// A host with nothing but a CPU.
+    fn bare() -> Self {
+        let fixture = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        fixture.write("proc/sys/kernel/osrelease", "7.3.0\n");
+        fixture.write("proc/version", "Linux version 7.3.0\n");
+        fixture.write(
+            "proc/cpuinfo",
+            "vendor_id\t: GenuineIntel\ncpu family\t: 6\n",
+        );
+        fixture.write("proc/cmdline", "root=/dev/sda\n");
+        fs::create_dir_all(fixture.path("sys/bus/pci/devices")).unwrap();
+        fixture
+    }
+
+    /// A host that can be tested: Pascal and ConnectX below one switch.
+    fn whole() -> Self {
+        let fixture = Self::bare();
+        fixture.write("sys/kernel/mm/hmm/p2p", "[auto] switch never\n");
+        for name in ["bus_addr", "host_bridge", "policy", "topology"] {
+            fixture.write(&format!("sys/kernel/mm/hmm/p2p_stats/{name}"), "5\n");
+        }
+        fixture.write(
+            "boot/config-7.3.0",
+            "CONFIG_PCI_P2PDMA=y\nCONFIG_DEVICE_PRIVATE=y\n\
+             CONFIG_INFINIBAND_ON_DEMAND_PAGING=y\n",
+        );
+        fixture.device("pci0000:00/0000:00:00.0", 0x06_0000, 0x8086, 0x1234, "");
+        fixture.bridge("pci0000:00/0000:00:01.0", 0);
+        fixture.bridge(SWITCH, 0);
+        for (port, card) in [("0000:02:00.0", GPU), ("0000:02:01.0", NIC)] {
+            fixture.bridge(&format!("{SWITCH}/{port}"), 0);
+            let place = format!("{SWITCH}/{port}/{card}");
+            if card == GPU {
+                fixture.device(&place, 0x03_0000, 0x10de, 0x1b80, "nouveau");
+            } else {
+                fixture.device(&place, 0x02_0000, 0x15b3, 0x1017, "mlx5_core");
+            }
+        }
+        fixture.bar(GPU, 1, 16 << 30);
+        fixture.infiniband("mlx5_0", NIC);
+        fixture.program(
+            "ibv_devinfo",
+            "echo 'general_odp_caps:\n\t\tODP_SUPPORT\n\trc_odp_caps:\n\t\tSUPPORT_SEND\n\
+             \t\tSUPPORT_WRITE\n\t\tSUPPORT_READ\n\tuc_odp_caps:\n\t\tNO SUPPORT'",
+        );
+        for name in ["ib_write_bw", "ib_read_bw", "ib_write_lat"] {
+            fixture.program(name, &fixture.perftest());
+        }
+        fixture
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    fn write(&self, path: &str, text: impl AsRef<[u8]>) {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn program(&self, name: &str, script: &str) {
+        let path = format!("usr/bin/{name}");
+        self.write(&path, format!("#!/bin/sh\n{script}\n"));
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.path(&path), mode).unwrap();
+    }
+
+    /// A device at its place below /sys/devices.
+    fn device(&self, place: &str, class: u32, vendor: u16, device: u16, driver: &str) {
+        let dir = format!("sys/devices/{place}");
+        self.write(&format!("{dir}/class"), format!("{class:#08x}\n"));
+        self.write(&format!("{dir}/vendor"), format!("{vendor:#06x}\n"));
+        self.write(&format!("{dir}/device"), format!("{device:#06x}\n"));
+        self.write(&format!("{dir}/config"), [0; 4096]);
+        let address = place.rsplit('/').next().unwrap();
+        let link = self.path(&format!("sys/bus/pci/devices/{address}"));
+        symlink(format!("../../../devices/{place}"), link).unwrap();
+        if !driver.is_empty() {
+            let drivers = format!("sys/bus/pci/drivers/{driver}");
+            fs::create_dir_all(self.path(&drivers)).unwrap();
+            symlink(self.path(&drivers), self.path(&format!("{dir}/driver"))).unwrap();
+        }
+    }
+
+    /// A bridge, with ACS control bits.
+    fn bridge(&self, place: &str, acs: u8) {
+        self.device(place, 0x06_0400, 0x104c, 0x8232, "");
+        let mut config = vec![0; 4096];
+        // AER at 0x100, then ACS at 0x148.
+        config[0x100..0x104].copy_from_slice(&0x1481_0001_u32.to_le_bytes());
+        config[0x148..0x14c].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
+        config[0x14e] = acs;
+        self.write(&format!("sys/devices/{place}/config"), config);
+    }
+
+    fn set(&self, address: &str, file: &str, text: impl AsRef<[u8]>) {
+        self.write(&format!("sys/bus/pci/devices/{address}/{file}"), text);
+    }
+
+    fn bar(&self, address: &str, number: usize, size: u64) {
+        let mut text = "0x0 0x0 0x0\n".repeat(number);
+        text.push_str(&format!(
+            "0x1000000000 {:#x} 0x14220c\n",
+            0x10_0000_0000 + size - 1
+        ));
+        self.set(address, "resource", text);
+    }
+
+    fn infiniband(&self, name: &str, address: &str) {
+        let dir = format!("sys/class/infiniband/{name}");
+        self.write(&format!("{dir}/ports/1/state"), "4: ACTIVE\n");
+        let device = self.path(&format!("sys/bus/pci/devices/{address}"));
+        symlink(device, self.path(&format!("{dir}/device"))).unwrap();
+    }
+
+    /// perftest that counts as the kernel would: it looks at the policy.
+    fn perftest(&self) -> String {
+        let root = self.dir.path().display();
+        format!(
+            r#"root={root}
+case "$*" in
+*--help*) echo "--odp --use_opencl= --gpu_touch="; exit 1;;
+*localhost*)
+	case $(cat $root/sys/kernel/mm/hmm/p2p) in
+	*never*) f=$root/sys/kernel/mm/hmm/p2p_stats/policy;;
+	*) f=$root/sys/kernel/mm/hmm/p2p_stats/bus_addr;;
+	esac
+	echo $(($(cat $f) + 100)) >$f
+	rm -f $root/proc/net/tcp
+	echo ' #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   t_avg[usec]'
+	echo ' 65536      5000             11600.10            11500.20        9.4';;
+*)
+	mkdir -p $root/proc/net
+	printf 'head\n 0: 00000000:4853 00000000:0000 0A\n' >$root/proc/net/tcp
+	exec sleep 60;;
+esac"#
+        )
+    }
+
+    fn survey(&self) -> Survey {
+        checks::survey(&Host::at(self.dir.path()), &known::Known::read().unwrap())
+    }
+
+    fn found(&self, check: &str) -> Finding {
+        let survey = self.survey();
+        let found = survey.findings.iter().find(|f| f.check.starts_with(check));
+        found
+            .unwrap_or_else(|| panic!("{}", told(&survey.findings)))
+            .clone()
+    }
+
+    fn route(&self) -> Route {
+        let host = Host::at(self.dir.path());
+        let known = known::Known::read().unwrap();
+        let card = |address| pci::device(&host, address).unwrap();
+        pci::route(&host, &known, &card(GPU), &card(NIC))
+    }
+
+    fn run(&self) -> (Result<Verdict>, String, tempfile::TempDir) {
+        let root = tempfile::tempdir().unwrap();
+        let build = root.path().join("build");
+        let paths = Paths {
+            root: root.path().to_owned(),
+            work: build.clone(),
+            output: build,
+            cache: root.path().join("cache"),
+            kdir: None,
+        };
+        let result = run(&paths, &Ui::new(false), self.dir.path(), GPU_OPTIONS);
+        let report = fs::read_to_string(paths.results().join("hw-report.md")).unwrap();
+        (result, report, root)
+    }
+
+    fn policy(&self) -> String {
+        fs::read_to_string(self.path("sys/kernel/mm/hmm/p2p")).unwrap()
+    }
+}
+
+#[test]
+fn a_host_with_nothing_is_told_what_it_lacks() {
+    let fixture = Fixture::bare();
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 2);
+    for check in ["kernel", "gpu", "nic", "path", "perftest"] {
+        assert!(
+            report.contains(&format!("MISSING  {check}: ")),
+            "{check}: {report}"
+        );
+    }
+    assert!(report.contains("| hw | gpu | skipped |"), "{report}");
+}
+
+#[test]
+fn a_host_with_everything_is_tested_and_left_as_it_was() {
+    let fixture = Fixture::whole();
+    let survey = fixture.survey();
+    assert!(survey.pair.is_some(), "{}", told(&survey.findings));
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 0, "{report}");
+    assert!(
+        report.contains("| ib_write_bw | never | 11500.2 | MB/s |"),
+        "{report}"
+    );
+    assert!(
+        report.contains("| ib_write_lat | auto | 9.4 | us |"),
+        "{report}"
+    );
+    assert!(
+        report.contains("| hw/selftest | all | skipped | no kernel tree"),
+        "{report}"
+    );
+    assert_eq!(fixture.policy(), "auto");
+}
+
+#[test]
+fn a_kernel_that_ignores_the_policy_is_a_failure() {
+    let fixture = Fixture::whole();
+    let broken = fixture.perftest().replace("*never*", "*nowhere*");
+    fixture.program("ib_read_bw", &broken);
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 1, "{report}");
+    assert!(
+        report.contains("| hw/never | ib_read_bw | failed |"),
+        "{report}"
+    );
+}
+
+#[test]
+fn a_program_that_fails_is_told_and_the_policy_put_back() {
+    let fixture = Fixture::whole();
+    fixture.write("sys/kernel/mm/hmm/p2p", "auto [switch] never\n");
+    let script = "case $* in *--help*) echo --odp --use_opencl --gpu_touch;; \
+                  *) echo no SVM; exit 1;; esac";
+    fixture.program("ib_write_bw", script);
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 1, "{report}");
+    assert!(report.contains("no SVM"), "{report}");
+    assert_eq!(fixture.policy(), "switch");
+}
+
+#[test]
+fn the_kernel_and_its_options() {
+    let fixture = Fixture::whole();
+    fixture.write(
+        "boot/config-7.3.0",
+        "# CONFIG_PCI_P2PDMA is not set\nCONFIG_DEVICE_PRIVATE=y\n",
+    );
+    let found = fixture.found("config");
+    assert_eq!(found.state, State::Missing);
+    assert!(found.found.contains("CONFIG_PCI_P2PDMA"), "{}", found.found);
+    assert!(!found.found.contains("DEVICE_PRIVATE"), "{}", found.found);
+    fixture.write("sys/kernel/mm/hmm/p2p", "auto switch [never]\n");
+    assert_eq!(fixture.found("kernel").state, State::Note);
+    fs::remove_file(fixture.path("sys/kernel/mm/hmm/p2p")).unwrap();
+    assert_eq!(fixture.found("kernel").state, State::Missing);
+}
+
+#[test]
+fn a_configuration_that_is_packed() {
+    let fixture = Fixture::whole();
+    let config = "boot/config-7.3.0";
+    let text = fs::read_to_string(fixture.path(config)).unwrap();
+    fs::remove_file(fixture.path(config)).unwrap();
+    assert_eq!(fixture.found("config").state, State::Note);
+    // gzip's place; that it unpacks is not what is tested here.
+    fixture.program("gzip", "[ $1 = -dc ] && cat $2");
+    fixture.write("proc/config.gz", text);
+    assert_eq!(fixture.found("config").state, State::Ok);
+}
+
+#[test]
+fn gpus_that_have_no_device_private_memory() {
+    for (device, word) in [
+        (0x2204, "Ampere"),
+        (0x1e84, "Turing"),
+        (0x1d81, "Volta"),
+        (0x13c2, "older"),
+    ] {
+        let fixture = Fixture::whole();
+        fixture.set(GPU, "device", format!("{device:#x}\n"));
+        let found = fixture.found("gpu");
+        assert_eq!(found.state, State::Missing, "{word}");
+        assert!(found.found.contains(word), "{}", found.found);
+        assert!(found.next.contains("Pascal"), "{}", found.next);
+    }
+    let fixture = Fixture::whole();
+    fs::remove_file(fixture.path(&format!("sys/bus/pci/devices/{GPU}/driver"))).unwrap();
+    assert!(fixture.found("gpu").found.contains("no driver"));
+}
+
+#[test]
+fn xe_and_amdgpu_are_believed_when_they_reserve_addresses() {
+    let fixture = Fixture::whole();
+    let link = fixture.path(&format!("sys/bus/pci/devices/{GPU}/driver"));
+    fs::remove_file(&link).unwrap();
+    fs::create_dir_all(fixture.path("sys/bus/pci/drivers/amdgpu")).unwrap();
+    symlink(fixture.path("sys/bus/pci/drivers/amdgpu"), link).unwrap();
+    fixture.write("proc/iomem", format!("0-1 : PCI Bus\n  0-1 : {GPU}\n"));
+    assert_eq!(fixture.found("gpu").state, State::Missing);
+    fixture.write(
+        "proc/iomem",
+        format!("0-1 : PCI Bus\n  0-1 : {GPU}\n0-1 : {GPU}\n"),
+    );
+    assert_eq!(fixture.found("gpu").state, State::Ok);
+}
+
+#[test]
+fn a_small_bar_is_no_obstacle_but_said() {
+    let fixture = Fixture::whole();
+    fixture.bar(GPU, 1, 256 << 20);
+    assert_eq!(fixture.found("bar").state, State::Ok);
+    fixture.set(GPU, "resource1_resize", "0000000000007fc0\n");
+    let found = fixture.found("bar");
+    assert_eq!(found.state, State::Note);
+    assert!(found.found.contains("256 MiB"), "{}", found.found);
+    assert!(found.found.contains("it can be 16 GiB"), "{}", found.found);
+    assert!(found.next.contains("Resizable BAR"), "{}", found.next);
+    fixture.set(GPU, "resource", "");
+    assert_eq!(
+        fixture.found("bar").state,
+        State::Note,
+        "another check says that it is missing"
+    );
+}
+
+#[test]
+fn nics() {
+    let fixture = Fixture::whole();
+    assert!(fixture.found("nic").found.contains("SUPPORT_WRITE"));
+    fixture.write("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
+    assert_eq!(fixture.found("nic").state, State::Missing);
+    fixture.write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
+    fixture.program("ibv_devinfo", "echo 'rc_odp_caps:\n\tNO SUPPORT\n'");
+    assert!(fixture.found("nic").found.contains("no on-demand paging"));
+    // A software NIC beside it is no obstacle, alone it is one.
+    let fixture = Fixture::whole();
+    fs::create_dir_all(fixture.path("sys/class/infiniband/rxe0")).unwrap();
+    assert_eq!(fixture.found("nic rxe0").state, State::Note);
+    fs::remove_dir_all(fixture.path("sys/class/infiniband/mlx5_0")).unwrap();
+    let found = fixture.found("nic rxe0");
+    assert_eq!(found.state, State::Missing);
+    assert!(found.found.contains("rxe"), "{}", found.found);
+}
+
+#[test]
+fn below_a_switch() {
+    let fixture = Fixture::whole();
+    assert_eq!(fixture.route(), Route::Switch("0000:01:00.0".into()));
+    // What those who are not root see.
+    fixture.set("0000:02:00.0", "config", [0; 64]);
+    assert!(matches!(fixture.route(), Route::Unknown(_)));
+}
+
+#[test]
+fn redirected_by_acs() {
+    let fixture = Fixture::whole();
+    let mut config = fs::read(fixture.path("sys/bus/pci/devices/0000:02:01.0/config")).unwrap();
+    config[0x14e] = 0x1d;
+    fixture.set("0000:02:01.0", "config", config);
+    let Route::None(why) = fixture.route() else {
+        panic!("{:?}", fixture.route());
+    };
+    assert!(why.contains("pci=disable_acs_redir=0000:02:01.0"), "{why}");
+    assert!(why.contains("8086:1234"), "{why}");
+    assert!(fixture.survey().pair.is_none());
+    fixture.write(
+        "proc/cpuinfo",
+        "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n",
+    );
+    assert!(matches!(fixture.route(), Route::HostBridge(_)));
+    assert!(fixture.survey().pair.is_some());
+}
+
+#[test]
+fn through_the_host_bridge() {
+    let fixture = Fixture::whole();
+    fixture.set("0000:00:00.0", "device", "0x2030\n");
+    let mut config = vec![0; 4096];
+    config[0x100..0x104].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
+    config[0x106] = 0x04;
+    fixture.set("0000:01:00.0", "config", config);
+    assert!(matches!(fixture.route(), Route::HostBridge(_)));
+    // Forwards within one host bridge, and this is one.
+    fixture.set("0000:00:00.0", "device", "0x2f00\n");
+    assert!(matches!(fixture.route(), Route::HostBridge(_)));
+    fixture.set("0000:00:00.0", "device", "0x29c0\n");
+    assert!(matches!(fixture.route(), Route::None(_)));
+}
