@@ -78,9 +78,10 @@ impl Settings {
         toml::from_str(&text).with_context(|| file.display().to_string())
     }
 
-    /// The kernels that are booted.
-    pub fn kernels(&self) -> Vec<&str> {
-        let mut names: Vec<_> = self.runs.iter().map(|run| run.kernel.as_str()).collect();
+    /// The kernels that are booted for what `only` picks.
+    pub fn kernels(&self, only: &Only) -> Vec<&str> {
+        let picked = self.runs.iter().filter(|run| only.picks(&run.name));
+        let mut names: Vec<_> = picked.map(|run| run.kernel.as_str()).collect();
         names.sort_unstable();
         names.dedup();
         names

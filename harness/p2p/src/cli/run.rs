@@ -413,7 +413,7 @@ impl Run<'_> {
         let settings = bench::Settings::read(&self.paths.root)?;
         let topologies = Topologies::read(&self.paths.root)?;
         let kernels = Kernels::read(&self.paths.root)?;
-        let names = settings.kernels();
+        let names = settings.kernels(only);
         let tools = self.build(&kernels, &names)?;
         let tree = tree::open(self.paths)?;
         let compiler = self.compiler();

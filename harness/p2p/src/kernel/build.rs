@@ -151,12 +151,11 @@ impl Builder<'_> {
             &[&module, &format!("MO={}", output.display()), "modules"],
             &step,
         )?;
-        // The interface of the test devices is only in the series' headers.
-        let series = Built::at(self.paths, "plain");
         let mut command = make.bare("gcc")?;
         command
-            .args(["-O2", "-Wall", "-Werror", "-isystem"])
-            .arg(series.dir.join("usr/include"))
+            .args(["-O2", "-Wall", "-Werror", "-idirafter"])
+            // The interface of the test devices is in no other headers.
+            .arg(self.tree.dir.join("include/uapi"))
             .arg("-o")
             .arg(output.join("bench"))
             .arg(sources.join("bench.c"));
