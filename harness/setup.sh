@@ -55,10 +55,43 @@ install_packages() {
 	DEBIAN_FRONTEND=noninteractive
 	export DEBIAN_FRONTEND
 	apt-get -q -o DPkg::Lock::Timeout=120 update >&2 || return 1
+	packages=$1
+	if is_qemu_of_backports; then
+		packages=$(printf '%s' "$packages" | sed 's/ qemu-system-x86//')
+		install_from_backports qemu-system-x86 || return 1
+	fi
 	# shellcheck disable=SC2086
-	also=$($apt -s install $1 | sed -n 's/^Remv \([^ ]*\).*/\1/p')
+	also=$($apt -s install $packages | sed -n 's/^Remv \([^ ]*\).*/\1/p')
 	# shellcheck disable=SC2086
-	$apt --no-remove install $1 $also >&2
+	$apt --no-remove install $packages $also >&2
+}
+
+# QEMU's packages break those of another version: where one that is installed is
+# from Debian's backports, the others must be from there.
+is_qemu_of_backports() {
+	dpkg-query -W -f '${db:Status-Status} ${Version}\n' 'qemu-*' 2>/dev/null |
+		grep -q '^installed .*~bpo' &&
+		! dpkg-query -W -f '${db:Status-Status}\n' qemu-system-x86 2>/dev/null |
+			grep -qx installed
+}
+
+# $1: a package. The user's own package sources stay as they are.
+install_from_backports() {
+	private=$cache/backports
+	suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+	mkdir -p "$private/lists/partial" "$private/cache/archives/partial"
+	archive=$(apt-get indextargets --format '$(LABEL)|$(REPO_URI)' 'Created-By: Packages' |
+		sed -n 's/^Debian|//p' | sort -u | head -n 1)
+	for s in "$suite" "$suite-backports"; do
+		echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive $s main"
+	done >"$private/sources.list"
+	from="$apt -o Dir::Etc::sourcelist=$private/sources.list -o Dir::Etc::sourceparts=/dev/null
+		-o Dir::State::Lists=$private/lists -o Dir::Cache=$private/cache
+		-o APT::Sandbox::User=root -o Acquire::Languages=none"
+	$from update >&2 && $from --no-remove install -t "$suite-backports" "$1" >&2
+	status=$?
+	rm -rf "$private"
+	return $status
 }
 
 # $1: a folder with a cargo and a rustc that are new enough for the tool

@@ -126,6 +126,80 @@ TEST_F_TIMEOUT(odp, protect, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
+/*
+ * Something that is done while the lock of the pages is held elsewhere. These
+ * come one after the other, HOLD_MS / 4 apart, so that they are in this order in
+ * the queue of the lock.
+ */
+#define HOLD_MS	800
+
+struct queued {
+	pthread_t thread;
+	RDMA_SELF *rdma;
+	struct p2p_buf *buf;
+	long ret;
+};
+
+static void *queued_hold(void *arg)
+{
+	struct queued *q = arg;
+	struct p2ptest_rdma_page page;
+	struct p2ptest_rdma_query query = {
+		.addr = (uintptr_t)q->buf->p,
+		.len = P2P_PAGE,
+		.pages = (uintptr_t)&page,
+		.handle = q->buf->handle,
+		.hold = HOLD_MS,
+	};
+
+	q->ret = rdma_ioctl(q->rdma->fd, P2PTEST_RDMA_QUERY, &query);
+	return NULL;
+}
+
+static void *queued_to_vram(void *arg)
+{
+	struct queued *q = arg;
+
+	q->ret = p2p_gpu_to_vram(&q->rdma->gpu, q->buf->p, q->buf->len);
+	return NULL;
+}
+
+static void queued_start(struct __test_metadata *_metadata, struct queued *q,
+			 void *(*run)(void *arg))
+{
+	ASSERT_EQ(0, pthread_create(&q->thread, NULL, run, q));
+	p2p_sleep_ms(HOLD_MS / 4);
+}
+
+/*
+ * A page moves when a page fault has found it and does not have the lock yet:
+ * its invalidation gets the lock first. The page fault must see that what it
+ * found is no more, or the device is left with a page that has another use.
+ */
+TEST_F_TIMEOUT(odp, sequence, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	struct queued hold = { .rdma = self, .buf = &buf };
+	struct queued move = hold;
+
+	rdma_buf_init(_metadata, self, &buf, 8, BEFORE, MR_ODP_WRITE);
+	queued_start(_metadata, &hold, queued_hold);
+	queued_start(_metadata, &move, queued_to_vram);
+	EXPECT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p, buf.len,
+				P2PTEST_RDMA_FAULT_WRITE));
+	ASSERT_EQ(0, pthread_join(move.thread, NULL));
+	ASSERT_EQ(0, pthread_join(hold.thread, NULL));
+	EXPECT_EQ(0, hold.ret);
+	EXPECT_EQ((long)buf.pages, move.ret);
+
+	/* Faults again what was not mapped, but not what seems to be */
+	rdma_buf_write(_metadata, self, &buf, AFTER);
+	rdma_expect_pages(_metadata, self, &buf, rdma_vram_kind(self),
+			  PAGE_ALL);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
 /* Who moves the pages, how often, until it is told to stop */
 
 struct mover {

@@ -480,7 +480,7 @@ TEST_F_TIMEOUT(odp, input, TIMEOUT_S)
 				      NULL));
 	query.addr = (uintptr_t)buf.p;
 	query.handle = buf.handle;
-	query.pad = 1;
+	query.hold = 1001;
 	EXPECT_EQ(-EINVAL, rdma_ioctl(fd, P2PTEST_RDMA_QUERY, &query));
 	dereg.handle = buf.handle;
 	EXPECT_EQ(-EINVAL, rdma_ioctl(fd, P2PTEST_RDMA_DEREG, &dereg));

@@ -53,14 +53,26 @@ struct Settings {
 }
 
 impl Settings {
-    /// The modules that must be loaded for these programs.
-    fn modules(&self, programs: &[String]) -> Vec<String> {
-        let needs = |folder: &str| {
-            let mut programs = programs.iter();
-            programs.any(|program| program.starts_with(&format!("{folder}/")))
-        };
-        let folders = self.load.iter().filter(|(folder, _)| needs(folder));
-        folders.flat_map(|(_, modules)| modules.clone()).collect()
+    /// The modules that a program needs: those of the longest beginning of its
+    /// name that there are some for.
+    fn modules(&self, program: &str) -> Vec<String> {
+        let of = |(start, _): &(&String, &Vec<String>)| program.starts_with(start.as_str());
+        let mut fitting = self.load.iter().filter(of);
+        // In a sorted map, a longer name comes after its beginning.
+        fitting
+            .next_back()
+            .map_or_else(Vec::new, |(_, modules)| modules.clone())
+    }
+
+    /// What is run in one machine: programs that need the same modules, which
+    /// may not be loaded together with those of others.
+    fn machines(&self, programs: &[String]) -> BTreeMap<Vec<String>, Vec<String>> {
+        let mut machines = BTreeMap::<_, Vec<_>>::new();
+        for program in programs {
+            let with = machines.entry(self.modules(program)).or_default();
+            with.push(program.clone());
+        }
+        machines
     }
 }
 
@@ -259,16 +271,29 @@ impl<'a> Plant<'a> {
         expect: &[String],
     ) -> Result<Known> {
         let start = Instant::now();
+        let settings = self.settings;
         let spec = Spec {
-            load: self.settings.modules(&programs),
-            allow: self.settings.allow.clone(),
-            limit: self.settings.limit,
-            programs,
-            kunit,
+            allow: settings.allow.clone(),
+            limit: settings.limit,
             ..Spec::default()
         };
-        let job = Job::alone(format!("mutant/{name}"), KERNEL, self.topology, spec);
-        let outcomes = job.run(self.mutants.booter, self.mutants.paths)?;
+        let mut specs: Vec<_> = settings
+            .machines(&programs)
+            .into_iter()
+            .map(|(load, programs)| Spec {
+                load,
+                programs,
+                ..spec.clone()
+            })
+            .collect();
+        if kunit.is_some() {
+            specs.push(Spec { kunit, ..spec });
+        }
+        let mut outcomes = Vec::new();
+        for spec in specs {
+            let job = Job::alone(format!("mutant/{name}"), KERNEL, self.topology, spec);
+            outcomes.extend(job.run(self.mutants.booter, self.mutants.paths)?);
+        }
         let mut known = Known::new(name, end(&outcomes, expect));
         known.test_seconds = start.elapsed().as_secs();
         self.mutants.ui.say(format!(

@@ -113,7 +113,8 @@ pub trait Ops: Send + Sync + Sized {
     /// [`ENOMEM`] if nothing else helps, and gets `SIGBUS` after any other error.
     fn migrate_to_ram(map: &PageMap<'_, Self>, fault: Fault<'_>) -> Result;
 
-    /// Returns the alias of a page: the CPU physical address in a BAR at which peers can reach it.
+    /// Returns the alias of a page: the CPU physical address in a BAR at which peers can reach it,
+    /// and how far around the page this is the same arithmetic.
     ///
     /// [`None`] means that there is no alias. Peers then get the page migrated to host memory.
     ///
@@ -127,10 +128,23 @@ pub trait Ops: Send + Sync + Sized {
     /// [`AliasRange`](kernel::pci::p2pdma::AliasRange); others are refused.
     ///
     /// [`hmm_range_fault()`]: srctree/mm/hmm.c
-    fn device_private_dma_phys(&self, index: usize) -> Option<PhysAddr> {
+    fn device_private_dma_phys(&self, index: usize) -> Option<Alias> {
         let _ = index;
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
+}
+
+/// Where peers can reach a page.
+pub struct Alias {
+    /// The physical address of the page in a BAR.
+    pub phys: PhysAddr,
+
+    /// Pages around it whose aliases are in a row with this one, and hold as long as this one
+    /// does, whether they are in use or not.
+    ///
+    /// A page that is not in the range is asked for again, so that an empty range is right, too,
+    /// just slow.
+    pub pages: Range<usize>,
 }
 
 /// A range of physical addresses that nothing decodes.
@@ -267,6 +281,7 @@ impl InUse {
 ///         },
 ///         pagemap::{
 ///             self,
+///             Alias,
 ///             PageMap, //
 ///         },
 ///     },
@@ -299,8 +314,12 @@ impl InUse {
 ///         Ok(())
 ///     }
 ///
-///     fn device_private_dma_phys(&self, index: usize) -> Option<PhysAddr> {
-///         Some(self.bar_start + (index * PAGE_SIZE) as PhysAddr)
+///     fn device_private_dma_phys(&self, index: usize) -> Option<Alias> {
+///         Some(Alias {
+///             phys: self.bar_start + (index * PAGE_SIZE) as PhysAddr,
+///             // This is true of every page.
+///             pages: 0..SZ_64M / PAGE_SIZE,
+///         })
 ///     }
 /// }
 ///
@@ -486,19 +505,33 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
     ///
     /// Called by the C side only: `pgmap` must be the field of a `PageMap<'_, T>`, and the caller
     /// must be in an RCU read side critical section in which it found a device private entry for
-    /// the page `pfn` of it.
+    /// the page `pfn` of it. `row` must be valid for writes.
     unsafe extern "C" fn dma_phys_callback(
         pgmap: *mut bindings::dev_pagemap,
         pfn: c_ulong,
+        row: *mut bindings::range,
     ) -> bindings::phys_addr_t {
         // SAFETY: The page was in use when the caller found the entry. `memunmap_pages()` waits for
         // a grace period when all pages are gone, so the pagemap outlives the read side section.
         let map = unsafe { Self::from_raw(pgmap) };
 
-        map.index(pfn)
+        let Some(alias) = map
+            .index(pfn)
             .and_then(|index| map.data.device_private_dma_phys(index))
+        else {
             // This is `DEVICE_PRIVATE_NO_ALIAS`.
-            .unwrap_or(PhysAddr::MAX)
+            return PhysAddr::MAX;
+        };
+
+        let end = alias.pages.end.min(map.nr_pages);
+        if alias.pages.start < end {
+            // SAFETY: `row` is valid by the safety requirements.
+            unsafe {
+                (*row).start = map.pfn(alias.pages.start) as u64;
+                (*row).end = map.pfn(end - 1) as u64;
+            }
+        }
+        alias.phys
     }
 
     pub(super) fn page(&self, index: usize) -> *mut bindings::page {

@@ -29,6 +29,29 @@ fn the_mutants_of_this_repository() {
 }
 
 #[test]
+fn programs_that_need_the_same_modules_share_a_machine() {
+    let settings = settings(&root()).unwrap();
+    let programs = [
+        "p2pdma/hmm_p2p_test -t thp",
+        "p2pdma/hmm_p2p_odp_test",
+        "p2pdma/hmm_p2p_mm_test",
+        "mm/hmm-tests",
+    ];
+    let machines = settings.machines(&programs.map(str::to_owned));
+    let mut together: Vec<_> = machines.into_values().collect();
+    together.sort();
+    let nic = vec![programs[0].to_owned(), programs[2].to_owned()];
+    assert_eq!(
+        together,
+        [
+            vec![programs[3].to_owned()],
+            vec![programs[1].to_owned()],
+            nic
+        ]
+    );
+}
+
+#[test]
 fn failures_catch_a_mutant_and_the_expected_one_is_named_first() {
     let outcomes = [
         Outcome::passed("mutant/x", "a: one"),

@@ -29,6 +29,7 @@ use kernel::{
         },
         pagemap::{
             self,
+            Alias,
             DeviceFolio,
             PageMap, //
         },
@@ -329,10 +330,18 @@ impl pagemap::Ops for Vram<'_> {
         Ok(())
     }
 
-    fn device_private_dma_phys(&self, index: usize) -> Option<PhysAddr> {
+    fn device_private_dma_phys(&self, index: usize) -> Option<Alias> {
         let position = self.windows.get(index / CHUNK_PAGES)?.position()?;
-        let within = (index % CHUNK_PAGES * PAGE_SIZE) as PhysAddr;
+        let within = index % CHUNK_PAGES;
+        let first = index - within;
 
-        Some(self.bar_start + position + within + self.skew.load(Relaxed))
+        Some(Alias {
+            phys: self.bar_start
+                + position
+                + (within * PAGE_SIZE) as PhysAddr
+                + self.skew.load(Relaxed),
+            // The window stays where it is while any page behind it is in use.
+            pages: first..first + CHUNK_PAGES,
+        })
     }
 }

@@ -3,6 +3,7 @@
  * The file /dev/p2ptest_rdma<N> and its calls, see
  * include/uapi/linux/p2ptest_rdma.h.
  */
+#include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -10,7 +11,8 @@
 
 #include "rdma.h"
 
-#define MAX_MRS	1024
+#define MAX_MRS		1024
+#define MAX_HOLD_MS	1000
 
 static int rdma_open(struct inode *inode, struct file *file)
 {
@@ -231,7 +233,7 @@ static long rdma_fault(struct file *file, void __user *uarg)
 
 /* Describe pages from @addr on: as many as fit, and as the part has. */
 static unsigned long rdma_describe(struct rdma_mr *mr, unsigned long addr,
-				   unsigned long nr,
+				   unsigned long nr, unsigned int hold,
 				   struct p2ptest_rdma_page *pages, u64 *mapped)
 {
 	struct rdma_part *part = rdma_mr_part(mr, addr, false);
@@ -247,6 +249,8 @@ static unsigned long rdma_describe(struct rdma_mr *mr, unsigned long addr,
 	nr = min(nr, part->nr - idx);
 	if (part->odp) {
 		mutex_lock(&part->odp->umem_mutex);
+		if (hold)
+			msleep_interruptible(hold);
 		*mapped = part->odp->npages;
 	} else {
 		*mapped = part->nr;
@@ -264,6 +268,7 @@ static int rdma_query_run(struct rdma_mr *mr, struct p2ptest_rdma_query *arg,
 	const unsigned long end = PAGE_ALIGN(arg->addr + arg->len);
 	unsigned long addr = arg->addr & PAGE_MASK;
 	void __user *to = u64_to_user_ptr(arg->pages);
+	unsigned int hold = arg->hold;
 	unsigned long nr;
 	u64 mapped;
 
@@ -273,7 +278,8 @@ static int rdma_query_run(struct rdma_mr *mr, struct p2ptest_rdma_query *arg,
 		/* The lock must not be held while user memory is accessed. */
 		nr = min((end - addr) >> PAGE_SHIFT,
 			 PAGE_SIZE / sizeof(*pages));
-		nr = rdma_describe(mr, addr, nr, pages, &mapped);
+		nr = rdma_describe(mr, addr, nr, hold, pages, &mapped);
+		hold = 0;
 		if (addr <= arg->addr)
 			arg->mapped = mapped;
 		if (copy_to_user(to, pages, nr * sizeof(*pages)))
@@ -292,13 +298,15 @@ static long rdma_query(struct file *file, void __user *uarg)
 
 	if (copy_from_user(&arg, uarg, sizeof(arg)))
 		return -EFAULT;
-	if (arg.pad)
+	if (arg.hold > MAX_HOLD_MS)
 		return -EINVAL;
 	mr = rdma_mr_get(file, arg.handle);
 	if (IS_ERR(mr))
 		return PTR_ERR(mr);
 
 	ret = -EINVAL;
+	if (arg.hold && !(mr->flags & P2PTEST_RDMA_MR_ODP))
+		goto out;
 	if (!range_inside(arg.addr, arg.len, mr->addr & PAGE_MASK,
 			  PAGE_ALIGN(mr->addr + mr->len)))
 		goto out;
