@@ -34,9 +34,10 @@ mod record;
 use file::Mutant;
 use record::{End, Known, Record};
 
-/// The kernel's name, and the work tree's.
-const KERNEL: &str = "mutant";
-const WORKTREE: &str = "linux-mutant";
+/// The kernel's name, and the work tree's. They lie to each other as those of the
+/// other kernels do, so that ccache finds what these have in common with it.
+const KERNEL: &str = "mutants/kernel";
+const WORKTREE: &str = "mutants/linux";
 
 /// The name under which the series without a defect is known.
 const NONE: &str = "none";

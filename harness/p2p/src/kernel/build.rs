@@ -381,7 +381,7 @@ impl Make<'_> {
     /// What the last command printed.
     pub fn log(&self) -> PathBuf {
         let logs = self.builder.paths.build().join("logs");
-        logs.join(format!("build-{}.log", self.name))
+        logs.join(format!("build-{}.log", self.name.replace('/', "-")))
     }
 
     fn finish(&self, command: Command, step: &Step<'_>) -> Result<()> {
