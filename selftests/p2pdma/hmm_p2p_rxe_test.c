@@ -23,7 +23,7 @@ TEST_F_TIMEOUT(rxe, rdma_write, TIMEOUT_S)
 	before = rxe_moved_out(_metadata, self);
 	rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
 	rxe_expect_home(_metadata, self, &buf, buf.pages, before);
-	rxe_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
+	p2p_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
 	rxe_buf_free(_metadata, &buf);
 }
 
@@ -37,7 +37,7 @@ TEST_F_TIMEOUT(rxe, rdma_read, TIMEOUT_S)
 	before = rxe_moved_out(_metadata, self);
 	rxe_buf_read(_metadata, self, &buf, BEFORE, 0, buf.len);
 	rxe_expect_home(_metadata, self, &buf, buf.pages, before);
-	rxe_expect_pattern(_metadata, "CPU", buf.p, BEFORE, 0, buf.len);
+	p2p_expect_pattern(_metadata, "CPU", buf.p, BEFORE, 0, buf.len);
 	rxe_buf_free(_metadata, &buf);
 }
 
@@ -80,10 +80,10 @@ TEST_F_TIMEOUT(rxe, part, TIMEOUT_S)
 	EXPECT_EQ(4U, rxe_moved_out(_metadata, self) - before);
 	EXPECT_EQ((long)buf.pages - 4,
 		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
-	rxe_expect_pattern(_metadata, "before", buf.p, BEFORE, 0, from);
-	rxe_expect_pattern(_metadata, "written", buf.p + from, AFTER, from,
+	p2p_expect_pattern(_metadata, "before", buf.p, BEFORE, 0, from);
+	p2p_expect_pattern(_metadata, "written", buf.p + from, AFTER, from,
 			   to - from);
-	rxe_expect_pattern(_metadata, "after", buf.p + to, BEFORE, to,
+	p2p_expect_pattern(_metadata, "after", buf.p + to, BEFORE, to,
 			   buf.len - to);
 	rxe_buf_free(_metadata, &buf);
 }
@@ -99,10 +99,10 @@ TEST_F_TIMEOUT(rxe, unaligned, TIMEOUT_S)
 	ASSERT_NE(NULL, buf.mr);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	rxe_buf_write(_metadata, self, &buf, AFTER, gap, buf.len - 2 * gap);
-	rxe_expect_pattern(_metadata, "before", buf.p, BEFORE, 0, gap);
-	rxe_expect_pattern(_metadata, "written", buf.p + gap, AFTER, gap,
+	p2p_expect_pattern(_metadata, "before", buf.p, BEFORE, 0, gap);
+	p2p_expect_pattern(_metadata, "written", buf.p + gap, AFTER, gap,
 			   buf.len - 2 * gap);
-	rxe_expect_pattern(_metadata, "after", buf.p + buf.len - gap, BEFORE,
+	p2p_expect_pattern(_metadata, "after", buf.p + buf.len - gap, BEFORE,
 			   buf.len - gap, gap);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	rxe_buf_read(_metadata, self, &buf, AFTER, gap, buf.len - 2 * gap);
@@ -158,7 +158,7 @@ TEST_F_TIMEOUT(rxe, send_receive, TIMEOUT_S)
 	rxe_expect_success(_metadata, rxe_complete(self));
 	rxe_expect_home(_metadata, self, &from, 2 * PAGES, before);
 	rxe_expect_home(_metadata, self, &to, 2 * PAGES, before);
-	rxe_expect_pattern(_metadata, "CPU", to.p, BEFORE, 0, to.len);
+	p2p_expect_pattern(_metadata, "CPU", to.p, BEFORE, 0, to.len);
 	rxe_buf_free(_metadata, &to);
 	rxe_buf_free(_metadata, &from);
 }
@@ -181,7 +181,7 @@ TEST_F_TIMEOUT(rxe, register_in_vram, TIMEOUT_S)
 	rxe_buf_read(_metadata, self, &buf, BEFORE, 0, buf.len);
 	rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
 	rxe_expect_home(_metadata, self, &buf, buf.pages, before);
-	rxe_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
+	p2p_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
 	rxe_buf_free(_metadata, &buf);
 }
 
@@ -209,7 +209,7 @@ TEST_F_TIMEOUT(rxe, prefetch, TIMEOUT_S)
 				&sge));
 	rxe_expect_home(_metadata, self, &buf, buf.pages, before);
 	rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
-	rxe_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
+	p2p_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
 	rxe_buf_free(_metadata, &buf);
 }
 
@@ -227,7 +227,7 @@ TEST_F_TIMEOUT(rxe, pinned, TIMEOUT_S)
 	rxe_expect_home(_metadata, self, &buf, buf.pages, before);
 	EXPECT_EQ(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
 	rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
-	rxe_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
+	p2p_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
 	rxe_buf_free(_metadata, &buf);
 }
 
@@ -253,7 +253,7 @@ TEST_F_TIMEOUT(rxe, again, TIMEOUT_S)
 		rxe_buf_to_vram(_metadata, self, &buf);
 		EXPECT_EQ((long)buf.pages,
 			  p2p_gpu_read(&self->gpu, buf.p, data, buf.len));
-		rxe_expect_pattern(_metadata, "GPU", data, AFTER + i, 0,
+		p2p_expect_pattern(_metadata, "GPU", data, AFTER + i, 0,
 				   buf.len);
 	}
 	free(data);
@@ -339,7 +339,7 @@ TEST_F_TIMEOUT(rxe, unmapped, TIMEOUT_S)
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
 		  rxe_request(_metadata, self, IBV_WR_RDMA_READ, self->data,
 			      self->data_mr, buf.len, buf.p, buf.mr));
-	rxe_expect_pattern(_metadata, "nothing", self->data, GPU, 0, buf.len);
+	p2p_expect_pattern(_metadata, "nothing", self->data, GPU, 0, buf.len);
 	EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
 }
 

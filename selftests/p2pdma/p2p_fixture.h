@@ -30,11 +30,7 @@ static inline void p2p_buf_init(struct __test_metadata *_metadata,
 				P2P_SELF *self, struct p2p_buf *buf,
 				size_t pages, __u64 seed)
 {
-	buf->pages = pages;
-	buf->len = pages * P2P_PAGE;
-	buf->p = p2p_alloc(buf->len);
-	ASSERT_NE(NULL, buf->p);
-	p2p_fill(buf->p, seed, 0, buf->len);
+	p2p_buf_alloc(_metadata, buf, pages, seed);
 	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf->p, buf->len,
 				 P2PTEST_NIC_MR_WRITE, &buf->handle));
 }

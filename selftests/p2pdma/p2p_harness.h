@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * p2p_harness.h - what the fixtures of the test NIC (p2p_fixture.h) and of the
- * RDMA device (p2p_rdma.h) share
+ * p2p_harness.h - what the fixtures of the test NIC (p2p_fixture.h), of the RDMA
+ * device (p2p_rdma.h) and of rxe (rxe_fixture.h) share
  *
  * Time: the DMA engine of edu takes 100 ms for up to 2 KiB, and each byte is
  * moved twice, from memory to the device and from there to the driver. Run the
@@ -79,6 +79,17 @@ static inline void p2p_expect_pattern(struct __test_metadata *_metadata,
 		       same, len, (pos + same) / P2P_PAGE,
 		       (pos + same) % P2P_PAGE);
 	}
+}
+
+/* Memory that holds pages 0.. of @seed */
+static inline void p2p_buf_alloc(struct __test_metadata *_metadata,
+				 struct p2p_buf *buf, size_t pages, __u64 seed)
+{
+	buf->pages = pages;
+	buf->len = pages * P2P_PAGE;
+	buf->p = p2p_alloc(buf->len);
+	ASSERT_NE(NULL, buf->p);
+	p2p_fill(buf->p, seed, 0, buf->len);
 }
 
 static inline void p2p_buf_cpu_read(struct __test_metadata *_metadata,

@@ -119,11 +119,7 @@ static inline void rdma_buf_init(struct __test_metadata *_metadata,
 				 RDMA_SELF *self, struct p2p_buf *buf,
 				 size_t pages, __u64 seed, __u32 flags)
 {
-	buf->pages = pages;
-	buf->len = pages * P2P_PAGE;
-	buf->p = p2p_alloc(buf->len);
-	ASSERT_NE(NULL, buf->p);
-	p2p_fill(buf->p, seed, 0, buf->len);
+	p2p_buf_alloc(_metadata, buf, pages, seed);
 	ASSERT_EQ(0, rdma_reg(self->fd, buf->p, buf->len, flags, &buf->handle));
 }
 

@@ -11,8 +11,7 @@
 #ifndef RXE_FIXTURE_H
 #define RXE_FIXTURE_H
 
-#include "../kselftest_harness.h"
-#include "p2ptest.h"
+#include "p2p_harness.h"
 
 #include <infiniband/verbs.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -20,15 +19,11 @@
 #include <rdma/rdma_user_ioctl_cmds.h>
 #include <sys/ioctl.h>
 
-/* In guest time, which runs ahead when all CPUs wait: see p2p_fixture.h */
-#define TIMEOUT_S	36000
 #define PORT		1
 #define PAGES		16UL
 
-/* Seeds: what was there before, what is written, and what the GPU writes */
-#define BEFORE	100
-#define AFTER	200
-#define GPU	300
+/* Seed of what the GPU writes */
+#define GPU	400
 
 #define REMOTE	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | \
 		 IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)
@@ -260,19 +255,6 @@ FIXTURE_TEARDOWN(rxe)
 
 /* Steps of tests */
 
-static inline void rxe_expect_pattern(struct __test_metadata *_metadata,
-				      const char *who, const void *buf,
-				      __u64 seed, size_t pos, size_t len)
-{
-	size_t same = p2p_compare(buf, seed, pos, len);
-
-	EXPECT_EQ(len, same) {
-		TH_LOG("%s: byte %zu of %zu is wrong (page %zu, byte %zu)", who,
-		       same, len, (pos + same) / P2P_PAGE,
-		       (pos + same) % P2P_PAGE);
-	}
-}
-
 /* Memory that holds pages 0.. of BEFORE, registered unless @access is 0 */
 static inline void rxe_buf_init(struct __test_metadata *_metadata,
 				RXE_SELF *self, struct rxe_buf *buf,
@@ -398,7 +380,7 @@ static inline void rxe_buf_read(struct __test_metadata *_metadata,
 			   rxe_request(_metadata, self, IBV_WR_RDMA_READ,
 				       self->data, self->data_mr, len,
 				       buf->p + pos, buf->mr));
-	rxe_expect_pattern(_metadata, "RDMA read", self->data, seed, pos, len);
+	p2p_expect_pattern(_metadata, "RDMA read", self->data, seed, pos, len);
 }
 
 /*
