@@ -242,7 +242,7 @@ static uint64_t nic_read(unsigned int handle, char *p, bool faults)
  */
 static void nic(bool peer)
 {
-	const unsigned long pages = 8;
+	const unsigned long pages = 256;
 	char *p = anonymous(pages * PAGE, false);
 	struct p2ptest_nic_reg args = {
 		.addr = (uintptr_t)p,

@@ -89,6 +89,8 @@ pub struct Machine {
     pub cpus: u32,
     /// QEMU's `-icount`.
     pub icount: String,
+    /// The kernel's command line.
+    pub append: Vec<String>,
 }
 
 /// All topologies, and the machine they are in.

@@ -230,8 +230,8 @@ impl Booter<'_> {
         }
         // Without CONFIG_BLOCK the kernel takes 9p for root only if it has a name.
         command.args(["--append", "root=/dev/root"]);
-        let append: Vec<_> = boot.topology.append.iter().chain(boot.append).collect();
-        for arg in append {
+        let append = [&self.machine.append, &boot.topology.append, boot.append];
+        for arg in append.into_iter().flatten() {
             command.arg("--append").arg(arg);
         }
         let icount = boot.icount.unwrap_or(&self.machine.icount);

@@ -348,17 +348,18 @@ impl Run<'_> {
                 .extend(outcomes);
         };
         let tree = tree::ensure(self.paths, self.ui)?;
-        for name in own::NAMES {
-            if only.picks(name) {
-                add(own::run(name, self.paths, self.ui, &tree)?);
-            }
-        }
         let checker = Checker::new(self.paths, &tree)?;
-        for name in check::QUICK {
-            if only.picks(name) {
-                add(checker.quick(self.ui, name)?);
-            }
-        }
+        // Before anything is built: what they say is there early.
+        let looks = own::NAMES.iter().chain(&check::QUICK);
+        let looks = looks.copied().filter(|name| only.picks(name)).collect();
+        run_all(looks, self.jobs(), |name| {
+            add(if own::NAMES.contains(&name) {
+                own::run(name, self.paths, self.ui, &tree)?
+            } else {
+                checker.quick(self.ui, name)?
+            });
+            Ok(())
+        })?;
 
         let is_empty = tree.tip == tree.base;
         let skipped = |name| vec![Outcome::skipped(name, "all", "patches/ is empty")];
