@@ -354,13 +354,13 @@ TEST_F_TIMEOUT(p2p, policy_later, TIMEOUT_S)
 /* Windows */
 
 /*
- * A window of one chunk, and four chunks of memory: what has a window is
- * reached in place, what has none comes home, page by page, in one transfer.
+ * A window of one chunk, and two chunks of memory: what has a window is reached
+ * in place, what has none comes home, page by page, in one transfer.
  */
 TEST_F_TIMEOUT(p2p, window_small, TIMEOUT_S)
 {
 	const __u64 chunk = self->info.chunk_size;
-	const size_t pages = 4 * chunk / P2P_PAGE;
+	const size_t pages = 2 * chunk / P2P_PAGE;
 	const __u64 start = chunk;
 	struct p2ptest_nic_page *view;
 	struct p2ptest_gpu_info before;
