@@ -38,7 +38,7 @@ help: ## list the targets
 	@echo '  QEMU=path  the qemu-system-x86_64 to use'
 	@echo '  LLVM=, CC= the compiler, as for the kernel (default: LLVM=-19)'
 	@echo '  J=n        jobs at a time'
-	@echo '  ONLY=name  only this part of demo, test, check or bisect, e.g. ONLY=switch'
+	@echo '  ONLY=name  only this part of a target, e.g. ONLY=switch'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
 	@echo '  V=1        show every command'
 
@@ -54,8 +54,8 @@ export: ## write patches/ and the mirrors from the commits in build/linux
 drift: ## fail if patches/, the tree and the mirrors differ
 	$(p2p) drift
 
-build: ## build every test kernel and the selftests
-	$(p2p) build
+build: ## build every test kernel and the selftests, or ONLY= one kernel
+	$(p2p) build $(only)
 
 demo: ## run the main job in every topology; ends with a table
 	$(p2p) demo $(only)

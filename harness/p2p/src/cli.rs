@@ -63,8 +63,11 @@ enum Command {
     Export,
     /// Fail if patches/, the tree and the mirrors differ.
     Drift,
-    /// Build kernels, all or those named.
-    Build { kernels: Vec<String> },
+    /// Build kernels.
+    Build {
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// Play every scenario; ends with a table.
     Demo {
         #[arg(long)]

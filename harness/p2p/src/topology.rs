@@ -89,6 +89,8 @@ pub struct Machine {
     pub cpus: u32,
     /// QEMU's `-icount`.
     pub icount: String,
+    /// QEMU's `-global`, for devices that are not named in a topology.
+    pub globals: Vec<String>,
     /// The kernel's command line.
     pub append: Vec<String>,
 }

@@ -236,6 +236,9 @@ impl Booter<'_> {
         }
         let icount = boot.icount.unwrap_or(&self.machine.icount);
         let mut qemu = boot.topology.qemu(icount);
+        for global in &self.machine.globals {
+            qemu.extend(["-global".to_owned(), global.clone()]);
+        }
         for (option, value) in [
             ("-device", "virtio-serial-pci".to_owned()),
             ("-chardev", format!("socket,id=judge,path={SOCKET}")),

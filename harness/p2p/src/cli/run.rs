@@ -69,13 +69,12 @@ impl Run<'_> {
                 }
                 ui.say("patches/, the tree and the mirrors are the same");
             }
-            Command::Build { kernels } => {
+            Command::Build { only } => {
+                let only = Only::new(only.as_deref());
                 let all = Kernels::read(&paths.root)?;
-                let names = match kernels.len() {
-                    0 => all.names(),
-                    _ => kernels.iter().map(String::as_str).collect(),
-                };
-                self.build(&all, &names)?;
+                only.check(&all.names().into_iter().map(str::to_owned).collect::<Vec<_>>())?;
+                let names = all.names().into_iter().filter(|name| only.picks(name));
+                self.build(&all, &names.collect::<Vec<_>>())?;
             }
             Command::Demo { only } => return self.demo(&Only::new(only.as_deref())),
             Command::Test { only } => return self.test(&Only::new(only.as_deref())),
@@ -107,9 +106,6 @@ impl Run<'_> {
     }
 
     fn build(&self, kernels: &Kernels, names: &[&str]) -> Result<setup::Tools> {
-        for name in names {
-            kernels.get(name)?;
-        }
         let tools = setup::tools(self.paths, self.ui)?;
         let tree = tree::ensure(self.paths, self.ui)?;
         let compiler = self.compiler();
