@@ -172,6 +172,10 @@ impl Reader {
         if let Some(why) = self.bail {
             cases.push(failure("bail out", &why, self.log));
         } else if let Some(case) = cases.iter_mut().find(|case| case.name.ends_with(MISSING)) {
+            if let Some(name) = self.log.iter().rev().find_map(|line| running(line)) {
+                case.name = case.name.replace(MISSING, name);
+                case.reason = format!("it did not end; {}", case.reason);
+            }
             case.log = self.log;
         }
         cases
@@ -233,6 +237,13 @@ fn failure(name: &str, reason: &str, log: Vec<String>) -> Case {
 
 fn number(text: &str) -> Option<usize> {
     text.split_whitespace().next()?.parse().ok()
+}
+
+/// The test that `# RUN           name ...` of `kselftest_harness.h` says has
+/// begun.
+fn running(line: &str) -> Option<&str> {
+    let name = line.strip_prefix('#')?.trim_start().strip_prefix("RUN ")?;
+    name.split_whitespace().next()
 }
 
 /// Splits `ok 3 name` into the verdict and what follows the number.

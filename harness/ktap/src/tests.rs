@@ -64,10 +64,14 @@ fn kunit_in_a_kernel_log() {
 
 #[test]
 fn a_crash_leaves_failures() {
-    let cases = parse("KTAP version 1\n1..3\nok 1 a\n# RUN b\nBUG: unable to handle\n");
+    let cases = parse("KTAP version 1\n1..3\nok 1 a\n#  RUN           b ...\nBUG: unable\n");
     assert_eq!(cases.len(), 2);
+    assert_eq!(cases[1].name, "b");
     assert_eq!(cases[1].status, Status::Failed);
-    assert_eq!(cases[1].reason, "2 of 3 planned tests have no result");
+    assert_eq!(
+        cases[1].reason,
+        "it did not end; 2 of 3 planned tests have no result"
+    );
     assert!(cases[1].log.iter().any(|line| line.contains("BUG")));
 }
 

@@ -402,7 +402,8 @@ impl Only {
     }
 
     /// An error if a word picks nothing of these names.
-    pub fn check(&self, names: &[String]) -> Result<()> {
+    pub fn check<S: AsRef<str>>(&self, names: &[S]) -> Result<()> {
+        let names: Vec<_> = names.iter().map(AsRef::as_ref).collect();
         for word in &self.0 {
             let one = Self(vec![word.clone()]);
             if !names.iter().any(|name| one.picks(name)) {

@@ -72,7 +72,7 @@ impl Run<'_> {
             Command::Build { only } => {
                 let only = Only::new(only.as_deref());
                 let all = Kernels::read(&paths.root)?;
-                only.check(&all.names().into_iter().map(str::to_owned).collect::<Vec<_>>())?;
+                only.check(&all.names())?;
                 let names = all.names().into_iter().filter(|name| only.picks(name));
                 self.build(&all, &names.collect::<Vec<_>>())?;
             }
@@ -148,12 +148,7 @@ impl Run<'_> {
     fn check(&self, only: &Only) -> Result<Verdict> {
         let names = check::QUICK.iter().chain(&check::BUILDING);
         let names: Vec<_> = ["style", "drift"].iter().chain(names).copied().collect();
-        only.check(
-            &names
-                .iter()
-                .map(|name| (*name).to_owned())
-                .collect::<Vec<_>>(),
-        )?;
+        only.check(&names)?;
         let start = Instant::now();
         let tools = setup::tools(self.paths, self.ui)?;
         let tree = tree::ensure(self.paths, self.ui)?;
