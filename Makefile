@@ -18,8 +18,9 @@ arguments = $(call take,KDIR,--kdir) $(call take,O,--output) \
 	$(call take,J,--jobs) $(if $(filter 1,$(V)),--verbose)
 only = $(call take,ONLY,--only)
 # The kernel's own make is started by the tool and must not see ours.
-p2p = @harness/setup.sh && unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
+run = unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
 	exec build/p2p --root '$(CURDIR)' $(arguments)
+p2p = @harness/setup.sh && $(run)
 
 # Programs that are called leave nothing elsewhere.
 export TMPDIR := $(CURDIR)/build/tmp
@@ -58,7 +59,7 @@ build: ## build every test kernel and the selftests, or ONLY= one kernel
 	$(p2p) build $(only)
 
 demo: ## run the main job in every topology; ends with a table
-	$(p2p) demo $(only)
+	@harness/setup.sh demo && $(run) demo $(only)
 
 test: ## run everything; ends with "N passed, N failed, N skipped"
 	$(p2p) test $(only)
@@ -77,8 +78,7 @@ bisect: ## build and boot after each patch, in each configuration; takes hours
 
 # A host with such hardware need not be one that builds kernels: no packages.
 hw-test: ## say what this host's GPU and NIC lack, and test them
-	@harness/setup.sh tool && unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
-		exec build/p2p --root '$(CURDIR)' $(arguments) hw-test $(call take,PERFTEST,--perftest)
+	@harness/setup.sh tool && $(run) hw-test $(call take,PERFTEST,--perftest)
 
 shell: ## a shell in a virtual machine: make shell ONLY=switch
 	$(p2p) shell $(only)

@@ -6,8 +6,9 @@
 # Writes to build/ and to the user's cache directory only, packages aside. A
 # rustup on this machine is neither used nor changed.
 #
-# With the argument `tool` only the tool is built, by whatever cargo there is, and
-# nothing is installed: for hosts that are tested and build no kernels.
+# With the argument `demo` what only tests need is left out. With `tool` only the
+# tool is built, by whatever cargo there is, and nothing is installed: for hosts
+# that are tested and build no kernels.
 set -eu
 unset TMPDIR
 
@@ -19,13 +20,16 @@ kernel='clang-19 lld-19 llvm-19 libclang-19-dev gcc libc6-dev make git perl
 	flex bison bc libelf-dev libssl-dev pahole kmod cpio rsync ccache
 	rustc-web rust-web-src rustfmt-web'
 # The tool, the virtual machines, and what unpacks the base.
-tool='cargo-web rust-web-clippy qemu-system-x86 python3-venv xz-utils zstd
+tool='cargo-web qemu-system-x86 python3-venv xz-utils zstd
 	util-linux coreutils ca-certificates'
 # checkpatch.pl, for spdxcheck.py; and what else looks at the patches.
-style='python3-ply python3-git codespell sparse python3-sphinx'
+style='python3-ply python3-git codespell sparse python3-sphinx rust-web-clippy'
 # RDMA in the guest, which sees these files: tools, libraries, and rdma-core's own
 # tests with what makes a kernel's report of theirs.
 rdma='iproute2 ibverbs-providers libibverbs-dev pkgconf python3-pyverbs python3-tap'
+
+packages="$kernel $tool"
+[ "${1-}" = demo ] || packages="$packages $style $rdma"
 
 die() {
 	printf 'setup: %s\n' "$@" >&2
@@ -34,9 +38,9 @@ die() {
 
 missing_packages() {
 	# shellcheck disable=SC2086
-	there=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $kernel $tool $style $rdma 2>/dev/null |
+	there=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $packages 2>/dev/null |
 		sed -n 's/ installed$//p')
-	for package in $kernel $tool $style $rdma; do
+	for package in $packages; do
 		case "
 $there
 " in
@@ -55,15 +59,15 @@ install_packages() {
 	DEBIAN_FRONTEND=noninteractive
 	export DEBIAN_FRONTEND
 	apt-get -q -o DPkg::Lock::Timeout=120 update >&2 || return 1
-	packages=$1
+	new=$1
 	if is_qemu_of_backports; then
-		packages=$(printf '%s' "$packages" | sed 's/ qemu-system-x86//')
+		new=$(printf '%s' "$new" | sed 's/ qemu-system-x86//')
 		install_from_backports qemu-system-x86 || return 1
 	fi
 	# shellcheck disable=SC2086
-	also=$($apt -s install $packages | sed -n 's/^Remv \([^ ]*\).*/\1/p')
+	also=$($apt -s install $new | sed -n 's/^Remv \([^ ]*\).*/\1/p')
 	# shellcheck disable=SC2086
-	$apt --no-remove install $packages $also >&2
+	$apt --no-remove install $new $also >&2
 }
 
 # QEMU's packages break those of another version: where one that is installed is
@@ -109,14 +113,14 @@ if [ "${1-}" = tool ]; then
 				"from the distribution or by rustup."
 	fi
 elif command -v dpkg-query >/dev/null 2>&1; then
-	packages=$(missing_packages)
-	if [ -n "$packages" ]; then
-		by_hand="apt-get install --no-install-recommends$packages"
+	missing=$(missing_packages)
+	if [ -n "$missing" ]; then
+		by_hand="apt-get install --no-install-recommends$missing"
 		[ "$(id -u)" -eq 0 ] ||
 			die "these packages are missing, and only root can install them:" \
 				"    sudo $by_hand"
-		printf 'setup: installing%s\n' "$packages" >&2
-		install_packages "$packages" ||
+		printf 'setup: installing%s\n' "$missing" >&2
+		install_packages "$missing" ||
 			die "packages could not be installed (is the network there?). By hand:" \
 				"    apt-get update && $by_hand"
 	fi

@@ -35,8 +35,6 @@
  *			topology (no path) or none (no CONFIG_PCI_P2PDMA)
  *	P2PTEST_MODDIR	directory of p2ptest_nic.ko and test_hmm.ko, for tests
  *			that have to load one
- *	P2PTEST_BIG	bytes of the large transfer, 16 MiB if not set: edu takes
- *			some minutes for these on a kernel with KASAN
  */
 #include "p2p_fixture.h"
 
@@ -84,10 +82,7 @@ TEST_F_TIMEOUT(p2p, one_page, TIMEOUT_S)
 
 TEST_F_TIMEOUT(p2p, big, TIMEOUT_S)
 {
-	const char *size = getenv("P2PTEST_BIG");
-
-	round_trip(_metadata, self,
-		   (size ? strtoul(size, NULL, 0) : BIG) / P2P_PAGE);
+	round_trip(_metadata, self, BIG / P2P_PAGE);
 }
 
 /* Memory that was never in the GPU is none of its business */

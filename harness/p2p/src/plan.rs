@@ -45,9 +45,6 @@ pub struct Spec {
     /// Modules that are loaded first.
     #[serde(default)]
     pub load: Vec<String>,
-    /// `NAME=value` that the programs find in their environment.
-    #[serde(default)]
-    pub env: Vec<String>,
     /// `folder/program` of the selftests, and its arguments.
     #[serde(default)]
     pub programs: Vec<String>,
@@ -220,9 +217,6 @@ impl<'a> Job<'a> {
             None => kernel.clone(),
         };
         let mut job = demo::load(&self.spec.load, self.topology);
-        for variable in &self.spec.env {
-            job.push_str(&format!("export {}\n", quote(variable)));
-        }
         for script in &self.spec.prepare {
             let file = guest_script(&paths.root, script);
             job.push_str(&format!(". {}\n", quote(&file.to_string_lossy())));

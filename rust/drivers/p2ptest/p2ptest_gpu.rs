@@ -64,6 +64,8 @@ use kernel::{
     types::ForLt, //
 };
 
+#[macro_use]
+mod files;
 mod gpu;
 
 use gpu::{

@@ -55,6 +55,8 @@ use kernel::{
     types::ForLt, //
 };
 
+#[macro_use]
+mod files;
 mod nic;
 
 use nic::{

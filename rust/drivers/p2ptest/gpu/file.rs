@@ -7,6 +7,10 @@ use super::{
     Gpu,
     CHUNK_SIZE, //
 };
+use crate::files::{
+    bytes,
+    go_on, //
+};
 use core::ops::Range;
 use kernel::{
     current,
@@ -27,10 +31,6 @@ use kernel::{
         gate::Gate,
         Arc, //
     },
-    transmute::{
-        AsBytes,
-        FromBytes, //
-    },
     types::ForLt,
     uaccess::{
         UserPtr,
@@ -41,62 +41,15 @@ use kernel::{
 
 type GpuGate = Gate<ForLt!(Gpu<'_>)>;
 
-const NAMES: [&CStr; 4] = [
-    c"p2ptest_gpu0",
-    c"p2ptest_gpu1",
-    c"p2ptest_gpu2",
-    c"p2ptest_gpu3",
-];
-
-kernel::sync::global_lock! {
-    /// The GPUs by number: what an open of a file finds.
-    // SAFETY: Initialised when the module is.
-    pub(crate) unsafe(uninit) static SLOTS: Mutex<[Option<Arc<GpuGate>>; 4]> = [const { None }; 4];
-}
-
-/// The number of a GPU.
-///
-/// # Invariants
-///
-/// `SLOTS` has the GPU at index `.0`, which is less than 4, and nobody else has this number.
-pub(crate) struct Slot(usize);
-
-impl Slot {
-    /// Gives a GPU the lowest number that is free.
-    pub(crate) fn claim(gate: Arc<GpuGate>) -> Result<Self> {
-        let mut slots = SLOTS.lock();
-        let index = slots.iter().position(Option::is_none).ok_or(ENOSPC)?;
-
-        slots[index] = Some(gate);
-        // INVARIANT: The slot was free, and is taken now.
-        Ok(Self(index))
-    }
-
-    /// Returns the name of the file.
-    pub(crate) fn name(&self) -> &'static CStr {
-        NAMES[self.0]
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let gate = SLOTS.lock()[self.0].take();
-        drop(gate);
-    }
-}
-
-/// Defines a type for a C structure that is copied from and to user space.
-macro_rules! argument {
-    ($name:ident, $c:ident) => {
-        #[repr(transparent)]
-        struct $name(uapi::$c);
-
-        // SAFETY: A structure of integers; all bit patterns are valid.
-        unsafe impl FromBytes for $name {}
-        // SAFETY: It has neither padding, which the header makes explicit, nor interior mutability.
-        unsafe impl AsBytes for $name {}
-    };
-}
+slots!(
+    GpuGate,
+    [
+        c"p2ptest_gpu0",
+        c"p2ptest_gpu1",
+        c"p2ptest_gpu2",
+        c"p2ptest_gpu3",
+    ]
+);
 
 argument!(Info, p2ptest_gpu_info);
 argument!(Migrate, p2ptest_gpu_migrate);
@@ -121,9 +74,7 @@ impl MiscDevice for GpuFile {
     type Ptr = KBox<Self>;
 
     fn open(_file: &File, misc: &MiscDeviceRegistration<Self>) -> Result<KBox<Self>> {
-        let name = misc.device().name();
-        let index = NAMES.iter().position(|n| *n == name).ok_or(ENODEV)?;
-        let gate = SLOTS.lock()[index].clone().ok_or(ENODEV)?;
+        let gate = Slot::find(misc.device().name())?;
 
         Ok(KBox::new(Self { gate }, GFP_KERNEL)?)
     }
@@ -148,17 +99,6 @@ impl MiscDevice for GpuFile {
 }
 
 impl GpuFile {
-    /// Tells a call that takes long whether to go on.
-    fn go_on(&self) -> Result {
-        if !self.gate.is_open() {
-            Err(ENODEV)
-        } else if current!().signal_pending() {
-            Err(EINTR)
-        } else {
-            Ok(())
-        }
-    }
-
     fn info(&self, gpu: &Gpu<'_>, arg: UserSlice) -> Result {
         let window = gpu.map.pool().range();
         let usage = gpu.map.pool().usage();
@@ -192,8 +132,8 @@ impl GpuFile {
         let task = current!();
         let mm = task.mm().ok_or(EPERM)?;
         let moved = match migrate.0.dir {
-            uapi::P2PTEST_GPU_TO_VRAM => gpu.to_vram(mm, range, &|| self.go_on())?,
-            uapi::P2PTEST_GPU_TO_HOST => gpu.to_host(mm, range, &|| self.go_on())?,
+            uapi::P2PTEST_GPU_TO_VRAM => gpu.to_vram(mm, range, &|| go_on(&self.gate))?,
+            uapi::P2PTEST_GPU_TO_HOST => gpu.to_host(mm, range, &|| go_on(&self.gate))?,
             _ => return Err(EINVAL),
         };
 
@@ -218,7 +158,7 @@ impl GpuFile {
             UserPtr::from_addr(access.0.buf.try_into()?),
             access.0.flags & uapi::P2PTEST_GPU_ACCESS_WRITE != 0,
             &mut reached,
-            &|| self.go_on(),
+            &|| go_on(&self.gate),
         )?;
 
         access.0.vram_pages = reached.vram_pages;
@@ -232,7 +172,7 @@ impl GpuFile {
         let locs = UserPtr::from_addr(lookup.0.locs.try_into()?);
 
         let task = current!();
-        gpu.lookup(task.mm().ok_or(EPERM)?, range, locs, &|| self.go_on())
+        gpu.lookup(task.mm().ok_or(EPERM)?, range, locs, &|| go_on(&self.gate))
     }
 
     fn window(&self, gpu: &Gpu<'_>, arg: UserSlice) -> Result {
@@ -262,16 +202,6 @@ impl GpuFile {
         }
         Ok(())
     }
-}
-
-/// Returns a range of user addresses, if it is one.
-fn bytes(addr: u64, len: u64) -> Result<Range<usize>> {
-    let start = usize::try_from(addr)?;
-    let end = start.checked_add(usize::try_from(len)?).ok_or(EINVAL)?;
-    if start == end {
-        return Err(EINVAL);
-    }
-    Ok(start..end)
 }
 
 /// Returns a range of whole pages, if it is one.

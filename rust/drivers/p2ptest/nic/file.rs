@@ -14,7 +14,10 @@ use super::{
     Nic,
     RegionKey, //
 };
-use core::ops::Range;
+use crate::files::{
+    bytes,
+    go_on, //
+};
 
 use kernel::{
     current,
@@ -35,10 +38,6 @@ use kernel::{
         gate::Gate,
         Arc, //
     },
-    transmute::{
-        AsBytes,
-        FromBytes, //
-    },
     types::ForLt,
     uaccess::{
         UserPtr,
@@ -49,62 +48,15 @@ use kernel::{
 
 type NicGate = Gate<ForLt!(Nic<'_>)>;
 
-const NAMES: [&CStr; 4] = [
-    c"p2ptest_nic0",
-    c"p2ptest_nic1",
-    c"p2ptest_nic2",
-    c"p2ptest_nic3",
-];
-
-kernel::sync::global_lock! {
-    /// The NICs by number: what an open of a file finds.
-    // SAFETY: Initialised when the module is.
-    pub(crate) unsafe(uninit) static SLOTS: Mutex<[Option<Arc<NicGate>>; 4]> = [const { None }; 4];
-}
-
-/// The number of a NIC.
-///
-/// # Invariants
-///
-/// `SLOTS` has the NIC at index `.0`, which is less than 4, and nobody else has this number.
-pub(crate) struct Slot(usize);
-
-impl Slot {
-    /// Gives a NIC the lowest number that is free.
-    pub(crate) fn claim(gate: Arc<NicGate>) -> Result<Self> {
-        let mut slots = SLOTS.lock();
-        let index = slots.iter().position(Option::is_none).ok_or(ENOSPC)?;
-
-        slots[index] = Some(gate);
-        // INVARIANT: The slot was free, and is taken now.
-        Ok(Self(index))
-    }
-
-    /// Returns the name of the file.
-    pub(crate) fn name(&self) -> &'static CStr {
-        NAMES[self.0]
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let gate = SLOTS.lock()[self.0].take();
-        drop(gate);
-    }
-}
-
-/// Defines a type for a C structure that is copied from and to user space.
-macro_rules! argument {
-    ($name:ident, $c:ident) => {
-        #[repr(transparent)]
-        struct $name(uapi::$c);
-
-        // SAFETY: A structure of integers; all bit patterns are valid.
-        unsafe impl FromBytes for $name {}
-        // SAFETY: It has neither padding, which the header makes explicit, nor interior mutability.
-        unsafe impl AsBytes for $name {}
-    };
-}
+slots!(
+    NicGate,
+    [
+        c"p2ptest_nic0",
+        c"p2ptest_nic1",
+        c"p2ptest_nic2",
+        c"p2ptest_nic3",
+    ]
+);
 
 argument!(Reg, p2ptest_nic_reg);
 argument!(Dereg, p2ptest_nic_dereg);
@@ -128,9 +80,7 @@ impl MiscDevice for NicFile {
     type Ptr = KBox<Self>;
 
     fn open(_file: &File, misc: &MiscDeviceRegistration<Self>) -> Result<KBox<Self>> {
-        let name = misc.device().name();
-        let index = NAMES.iter().position(|n| *n == name).ok_or(ENODEV)?;
-        let gate = SLOTS.lock()[index].clone().ok_or(ENODEV)?;
+        let gate = Slot::find(misc.device().name())?;
         let id = gate.with(|nic| nic.new_id()).ok_or(ENODEV)?;
 
         Ok(KBox::new(Self { gate, id }, GFP_KERNEL)?)
@@ -217,7 +167,7 @@ impl NicFile {
         let task = current!();
         let mm = task.mm().ok_or(EPERM)?;
         let region = nic.region(self.key(xfer.0.handle), mm)?;
-        let addrs = range(xfer.0.addr, xfer.0.len)?;
+        let addrs = bytes(xfer.0.addr, xfer.0.len)?;
         if addrs.start < region.addrs().start || addrs.end > region.addrs().end {
             return Err(EINVAL);
         }
@@ -225,15 +175,7 @@ impl NicFile {
             return Err(EPERM);
         }
 
-        let go_on = || {
-            if !self.gate.is_open() {
-                Err(ENODEV)
-            } else if current!().signal_pending() {
-                Err(EINTR)
-            } else {
-                Ok(())
-            }
-        };
+        let go_on = || go_on(&self.gate);
         let mut transfer = Transfer::new(nic, &region, mm, addrs, direction, &go_on)?;
         let result = transfer.run(UserPtr::from_addr(xfer.0.buf.try_into()?));
 
@@ -253,7 +195,7 @@ impl NicFile {
 
         let task = current!();
         let region = nic.region(self.key(query.0.handle), task.mm().ok_or(EPERM)?)?;
-        let addrs = range(query.0.addr, query.0.len)?;
+        let addrs = bytes(query.0.addr, query.0.len)?;
         let pages = region.range();
         if addrs.start < pages.start || addrs.end > pages.end {
             return Err(EINVAL);
@@ -292,14 +234,4 @@ impl NicFile {
             handle,
         }
     }
-}
-
-/// Returns a range of user addresses, if it is one.
-fn range(addr: u64, len: u64) -> Result<Range<usize>> {
-    let start = usize::try_from(addr)?;
-    let end = start.checked_add(usize::try_from(len)?).ok_or(EINVAL)?;
-    if start == end {
-        return Err(EINVAL);
-    }
-    Ok(start..end)
 }
