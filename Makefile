@@ -25,14 +25,14 @@ p2p = @harness/setup.sh && $(run)
 # Programs that are called leave nothing elsewhere.
 export TMPDIR := $(CURDIR)/build/tmp
 
-.PHONY: help setup tree export drift build demo test check bisect mutants bench hw-test \
-	shell clean
+.PHONY: help setup tree export drift build demo test check bisect mutants coverage bench \
+	hw-test shell clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
 	@echo
 	@sed -n 's/^\([a-z-]*\): ## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
-		while IFS='|' read -r t d; do printf '  %-8s %s\n' "$$t" "$$d"; done
+		while IFS='|' read -r t d; do printf '  %-9s %s\n' "$$t" "$$d"; done
 	@echo
 	@echo '  KDIR=dir   base the series on this kernel tree (its HEAD), not on Debian'"'"'s'
 	@echo '  O=dir      build the kernels in dir/plain, dir/debug, ... and not in build/'
@@ -66,6 +66,9 @@ test: ## run everything; ends with "N passed, N failed, N skipped"
 
 mutants: ## plant defects into the series; ends with which test noticed which
 	$(p2p) mutants $(only)
+
+coverage: ## tell which new lines of C no test reaches, and why
+	$(p2p) coverage
 
 bench: ## count instructions: the series against the base, in place against home
 	$(p2p) bench $(only)

@@ -49,6 +49,16 @@ kmemleak() {
 	cat $_leaks >"$out/kmemleak"
 }
 
+# What gcov has counted; a file is named by its path, with # for /.
+gcov() {
+	_root=/sys/kernel/debug/gcov
+	echo 'harness: gcov' >/dev/kmsg
+	mkdir "$out/gcov"
+	find $_root -name '*.gcda' | while read -r _file; do
+		cat "$_file" >"$out/gcov/$(echo "${_file#"$_root"}" | tr / '#')"
+	done
+}
+
 # finish [STATUS]: the host counts a job as ended when this file is there
 finish() {
 	echo "${1:-0}" >"$out/status"

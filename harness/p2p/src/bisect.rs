@@ -142,6 +142,7 @@ impl Bisect<'_> {
             selftests: Vec::new(),
             targets: Vec::new(),
             llvm: false,
+            like: None,
         };
         config::wanted(&self.paths.root, &kernel)
     }

@@ -68,13 +68,12 @@ pub struct Checker<'a> {
 impl<'a> Checker<'a> {
     /// Finds out what there is to look at.
     pub fn new(paths: &'a Paths, tree: &'a Tree) -> Result<Self> {
-        let diff = ["diff", "-U0", "--no-renames", &tree.base, &tree.tip];
         Ok(Self {
             paths,
             tree,
             series: Series::read(&paths.root)?,
             settings: Settings::read(&paths.root)?,
-            added: Added::parse(&ask(&tree.dir, &diff)?),
+            added: Added::of(tree)?,
         })
     }
 
@@ -110,11 +109,7 @@ impl<'a> Checker<'a> {
 
     /// Touched files that end so, without programs for user space.
     fn touched(&self, endings: &[&str]) -> Vec<&str> {
-        let files = self.added.0.keys().map(String::as_str);
-        files
-            .filter(|file| !file.starts_with("tools/"))
-            .filter(|file| endings.iter().any(|ending| file.ends_with(ending)))
-            .collect()
+        self.added.files(endings)
     }
 
     fn kernel_doc(&self) -> Result<Outcome> {
@@ -164,11 +159,26 @@ fn outcome(suite: &str, name: &str, said: Vec<String>, command: &Command) -> Out
 }
 
 /// The lines that the series adds, by file.
-struct Added(BTreeMap<String, BTreeSet<usize>>);
+pub struct Added(BTreeMap<String, BTreeSet<usize>>);
 
 impl Added {
+    /// Those of the series in a tree.
+    pub fn of(tree: &Tree) -> Result<Self> {
+        let diff = ["diff", "-U0", "--no-renames", &tree.base, &tree.tip];
+        Ok(Self::parse(&ask(&tree.dir, &diff)?))
+    }
+
+    /// Files that end so, without programs for user space.
+    pub fn files(&self, endings: &[&str]) -> Vec<&str> {
+        let files = self.0.keys().map(String::as_str);
+        files
+            .filter(|file| !file.starts_with("tools/"))
+            .filter(|file| endings.iter().any(|ending| file.ends_with(ending)))
+            .collect()
+    }
+
     /// Reads `git diff -U0`.
-    fn parse(diff: &str) -> Self {
+    pub fn parse(diff: &str) -> Self {
         let mut files = BTreeMap::new();
         let mut current: Option<&mut BTreeSet<usize>> = None;
         for line in diff.lines() {
@@ -192,7 +202,7 @@ impl Added {
     }
 
     /// Whether a line of a file is one of them.
-    fn has(&self, file: &str, line: usize) -> bool {
+    pub fn has(&self, file: &str, line: usize) -> bool {
         let found = self.0.iter().find(|(name, _)| {
             file.strip_suffix(name.as_str())
                 .is_some_and(|before| before.is_empty() || before.ends_with('/'))

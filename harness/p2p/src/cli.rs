@@ -83,6 +83,8 @@ enum Command {
         #[arg(long)]
         only: Option<String>,
     },
+    /// Tell which lines of C that the series adds no test reaches, and why.
+    Coverage,
     /// Count instructions, and judge what they come to.
     Bench {
         #[arg(long)]

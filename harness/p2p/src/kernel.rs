@@ -31,6 +31,9 @@ pub struct Kernel {
     /// It can be built by LLVM alone.
     #[serde(default)]
     pub llvm: bool,
+    /// Another kernel of the same tree: the first build begins with a copy of
+    /// its objects, and makes those that differ.
+    pub like: Option<String>,
 }
 
 impl Kernel {
@@ -72,6 +75,21 @@ impl Kernels {
             ))
             .into()
         })
+    }
+
+    /// Each of these names after the one that it is `like`.
+    pub fn in_order<'a>(&self, names: &[&'a str]) -> Vec<&'a str> {
+        let mut ordered = names.to_vec();
+        ordered.sort_by_key(|name| self.models(name).count());
+        ordered
+    }
+
+    /// What a kernel is `like`, what that one is, and so on.
+    fn models(&self, name: &str) -> impl Iterator<Item = &str> {
+        let next = |name: &str| self.0.get(name)?.like.as_deref();
+        // A kernel that is like itself, by whatever way round, is a mistake that
+        // a test finds; it must not become a loop.
+        std::iter::successors(next(name), move |name| next(name)).take(self.0.len())
     }
 
     /// The names of those that are only built.
@@ -131,10 +149,16 @@ mod tests {
                 let options = config::fragment(&root, fragment).unwrap();
                 assert!(!options.is_empty(), "{fragment}");
             }
+            assert!(kernels.models(name).count() < kernels.names().len());
+            if let Some(like) = &kernel.like {
+                assert_eq!(kernels.get(like).unwrap().tree, kernel.tree, "{name}");
+            }
             // Programs need a kernel to run on.
             assert!(!kernel.is_built_only() || kernel.selftests.is_empty());
         }
         assert_eq!(kernels.built_only(), ["drivers"]);
+        let order = kernels.in_order(&["drivers", "base", "no-p2p", "plain", "rdma"]);
+        assert_eq!(order, ["base", "plain", "no-p2p", "rdma", "drivers"]);
         let error = kernels.get("debgu").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
         assert!(error.to_string().contains("debug"), "{error}");

@@ -3,8 +3,9 @@
 //!
 //! A command's path, in file order: [`cli`] → [`setup`] → [`tree`] →
 //! [`kernel`] → [`vm`] → [`demo`] or [`plan`] → [`report`]. [`mutants`] turns
-//! the last steps on the tests themselves, [`bench`] counts instructions,
-//! [`check`] and [`bisect`] look at the patches; [`hw`] needs none of them.
+//! the last steps on the tests themselves, [`coverage`] says what they reach,
+//! [`bench`] counts instructions, [`check`] and [`bisect`] look at the patches;
+//! [`hw`] needs none of them.
 
 use std::process::ExitCode;
 
@@ -12,6 +13,7 @@ mod bench;
 mod bisect;
 mod check;
 mod cli;
+mod coverage;
 mod demo;
 mod export;
 mod git;

@@ -59,6 +59,9 @@ pub struct Spec {
     pub kunit: Option<String>,
     #[serde(default)]
     pub kmemleak: bool,
+    /// The kernel's gcov counters are kept.
+    #[serde(default)]
+    pub gcov: bool,
     pub icount: Option<String>,
     /// Text in a report of the kernel's log that a test provokes.
     #[serde(default)]
@@ -244,6 +247,9 @@ impl<'a> Job<'a> {
         }
         if self.spec.kmemleak {
             job.push_str("kmemleak\n");
+        }
+        if self.spec.gcov {
+            job.push_str("gcov\n");
         }
         booter.boot(
             &Boot {

@@ -78,7 +78,8 @@ impl<'bound> Gpu<'bound> {
 
         Ok(try_pin_init!(Self {
             moving <- new_mutex!((), "p2ptest_gpu::moving"),
-            map <- PageMap::new(pdev.as_ref(), c"p2ptest_gpu", size, vram),
+            // SAFETY: This is the data behind the gate, which is dropped before `'bound` ends.
+            map <- unsafe { PageMap::new(pdev.as_ref(), c"p2ptest_gpu", size, vram) },
             pdev,
         }? Error))
     }

@@ -39,6 +39,10 @@ use crate::{
         Device, //
     },
     error::to_result,
+    ffi::{
+        c_int,
+        c_long, //
+    },
     io::PhysAddr,
     mm::{
         notifier::{
@@ -66,16 +70,24 @@ use core::{
 
 pub mod dma;
 
-const VALID: usize = bindings::hmm_pfn_flags_HMM_PFN_VALID;
-const WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_WRITE;
-const ERROR: usize = bindings::hmm_pfn_flags_HMM_PFN_ERROR;
-const P2P_ALIAS: usize = bindings::hmm_pfn_flags_HMM_PFN_P2P_ALIAS;
-const DEVICE_PRIVATE: usize = bindings::hmm_pfn_flags_HMM_PFN_DEVICE_PRIVATE;
-const FLAGS: usize = bindings::hmm_pfn_flags_HMM_PFN_FLAGS;
+/// Returns a flag of `enum hmm_pfn_flags` as it is in a PFN.
+#[allow(clippy::unnecessary_cast)]
+const fn flag(raw: bindings::hmm_pfn_flags) -> usize {
+    // CAST: A PFN is an unsigned long, and so are its flags, but on 32-bit the type of the enum is
+    // an unsigned int, which is as large.
+    raw as usize
+}
 
-const REQ_FAULT: usize = bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT;
-const REQ_WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE;
-const REQ_TRY_P2P: usize = bindings::hmm_pfn_flags_HMM_PFN_REQ_TRY_P2P;
+const VALID: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_VALID);
+const WRITE: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_WRITE);
+const ERROR: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_ERROR);
+const P2P_ALIAS: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_P2P_ALIAS);
+const DEVICE_PRIVATE: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_DEVICE_PRIVATE);
+const FLAGS: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_FLAGS);
+
+const REQ_FAULT: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT);
+const REQ_WRITE: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE);
+const REQ_TRY_P2P: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_REQ_TRY_P2P);
 
 /// What the pages of a range have to allow after [`IntervalNotifier::fault`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -527,33 +539,52 @@ impl HostPfn<'_> {
     /// Copies bytes from the page, from `offset` on, as a device does that reads it.
     ///
     /// The process may write at the same time. Then each byte is either the old or the new one.
-    /// Fails with [`EINVAL`] if that is not within the page.
+    /// Fails with [`EINVAL`] if that is not within the page, and with [`EFAULT`] if the CPU must
+    /// not access it, as with `memfd_secret()`.
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
         self.with_bytes(offset, dst.len(), |bytes| {
-            // SAFETY: `bytes` and `dst` are both valid for as many bytes as `dst` has, and
-            // distinct: `dst` is a mutable reference to kernel memory. The copy is made by C code,
-            // for which it is no undefined behaviour that the process changes its memory.
-            unsafe { bindings::memcpy(dst.as_mut_ptr().cast(), bytes, dst.len()) };
+            // SAFETY: `dst` is valid for writes of as many bytes as it has. `bytes` may be read
+            // from without being valid, and is not in `dst`, which is a mutable reference to kernel
+            // memory. The copy is made by C code, for which it is no undefined behaviour that the
+            // process changes its memory.
+            unsafe { bindings::copy_from_kernel_nofault(dst.as_mut_ptr().cast(), bytes, dst.len()) }
         })
     }
 
     /// Copies bytes to the page, from `offset` on, as a device does that writes to it.
     ///
-    /// Fails with [`EINVAL`] if that is not within the page, and with [`EPERM`] if the page is not
-    /// [`Self::writable`].
+    /// Fails with [`EINVAL`] if that is not within the page, with [`EPERM`] if the page is not
+    /// [`Self::writable`], and with [`EFAULT`] if the CPU must not access it.
     pub fn write(&self, offset: usize, src: &[u8]) -> Result {
         if !self.writable() {
             return Err(EPERM);
         }
 
         self.with_bytes(offset, src.len(), |bytes| {
-            // SAFETY: As for `read`, and the page is mapped writable by the process: it was marked
-            // dirty when it was faulted in, and may be written to until it is invalidated.
-            unsafe { bindings::memcpy(bytes, src.as_ptr().cast(), src.len()) };
+            self.set_dirty();
+            // SAFETY: As for `read`, the other way round, and the page is mapped writable by the
+            // process, so it may be written to until it is invalidated.
+            unsafe { bindings::copy_to_kernel_nofault(bytes, src.as_ptr().cast(), src.len()) }
         })
     }
 
-    fn with_bytes(&self, offset: usize, len: usize, f: impl FnOnce(*mut c_void)) -> Result {
+    /// Marks the page as changed.
+    ///
+    /// It may be clean although it can be written to, as after `MADV_FREE`. It does not become so
+    /// again without being invalidated, so that once is enough for a device that writes to it.
+    fn set_dirty(&self) {
+        // SAFETY: By the type invariants there is a page behind the PFN, which stays what it is.
+        unsafe { bindings::set_page_dirty(bindings::hmm_pfn_to_page(self.0)) };
+    }
+
+    /// Runs `f` with the address of a byte of the page. The CPU may be kept from accessing it, as
+    /// with `memfd_secret()`: `f` must be prepared for that.
+    fn with_bytes(
+        &self,
+        offset: usize,
+        len: usize,
+        f: impl FnOnce(*mut c_void) -> c_long,
+    ) -> Result {
         if offset.checked_add(len).is_none_or(|end| end > PAGE_SIZE) {
             return Err(EINVAL);
         }
@@ -561,10 +592,11 @@ impl HostPfn<'_> {
         // SAFETY: By the type invariants there is a page behind the PFN, and it is in host memory.
         let addr = unsafe { bindings::kmap_local_page(bindings::hmm_pfn_to_page(self.0)) };
 
-        f(addr.wrapping_byte_add(offset));
+        let ret = f(addr.wrapping_byte_add(offset));
         // SAFETY: `addr` is what was mapped last: `f` maps nothing.
         unsafe { bindings::kunmap_local(addr) };
-        Ok(())
+        // CAST: An error number, or 0.
+        to_result(ret as c_int)
     }
 }
 
@@ -642,7 +674,8 @@ mod tests {
         last: Mutex<Option<(Range<usize>, Event)>>,
     }
 
-    impl Ops for Recorder {
+    // SAFETY: There is one lock.
+    unsafe impl Ops for Recorder {
         type Protected = Option<(Range<usize>, Event)>;
         type Backend = MutexBackend;
 

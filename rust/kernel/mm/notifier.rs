@@ -87,7 +87,8 @@ use core::{
 ///     }
 /// }
 ///
-/// impl Ops for Mirror {
+/// // SAFETY: There is one lock.
+/// unsafe impl Ops for Mirror {
 ///     type Protected = usize;
 ///     type Backend = MutexBackend;
 ///
@@ -107,7 +108,11 @@ use core::{
 ///     }
 /// }
 /// ```
-pub trait Ops: Sync {
+///
+/// # Safety
+///
+/// [`Ops::user_lock`] must return the same lock each time.
+pub unsafe trait Ops: Sync {
     /// What the user lock protects.
     type Protected: Send;
 
@@ -236,9 +241,11 @@ pub struct SetSeq<'a, T: Ops + ?Sized> {
 impl<'a, T: Ops + ?Sized> SetSeq<'a, T> {
     /// Stores the sequence number, so that everything looked up before is found to be outdated.
     ///
-    /// `guard` must be one of [`Ops::user_lock`]; the kernel warns if it is not.
+    /// `guard` must be one of [`Ops::user_lock`]. If it is not, the kernel warns, and this takes
+    /// that lock, so that nobody is left who still uses what was looked up.
     pub fn set(self, guard: &Guard<'_, T::Protected, T::Backend>) -> SeqSet<'a> {
-        crate::warn_on!(!ptr::eq(guard.lock_ref(), self.ops.user_lock()));
+        let lock = self.ops.user_lock();
+        let _guard = crate::warn_on!(!ptr::eq(guard.lock_ref(), lock)).then(|| lock.lock());
 
         // SAFETY: By the type invariants the notifier is valid and `cur_seq` is what its running
         // `invalidate` callback got.

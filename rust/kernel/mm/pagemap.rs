@@ -211,6 +211,12 @@ impl InUse {
         let mut first = range.start.checked_next_multiple_of(nr)?;
 
         while first.checked_add(nr)? <= range.end {
+            // Skip what is used at once: there may be much of it, and this is under a spinlock.
+            let free = self.map.next_zero_bit(first)?;
+            if free >= first + nr {
+                first = free / nr * nr;
+                continue;
+            }
             match self.map.next_bit(first) {
                 Some(used) if used < first + nr => first = (used + 1).next_multiple_of(nr),
                 _ => {
@@ -327,10 +333,10 @@ impl InUse {
 ///     dev: &'bound Device<Bound>,
 ///     bar_start: PhysAddr,
 /// ) -> Result<Pin<KBox<PageMap<'bound, Vram>>>> {
-///     KBox::pin_init(
-///         PageMap::new(dev, c"example", SZ_64M, pin_init::init!(Vram { bar_start })),
-///         GFP_KERNEL,
-///     )
+///     let vram = pin_init::init!(Vram { bar_start });
+///
+///     // SAFETY: It becomes part of the data of a driver, which is dropped before `'bound` ends.
+///     KBox::pin_init(unsafe { PageMap::new(dev, c"example", SZ_64M, vram) }, GFP_KERNEL)
 /// }
 /// ```
 #[pin_data(PinnedDrop)]
@@ -376,7 +382,13 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
     /// Creates device private memory of `size` bytes, a multiple of the size of a huge page.
     ///
     /// `name` appears in `/proc/iomem`.
-    pub fn new<E>(
+    ///
+    /// # Safety
+    ///
+    /// What is initialised must not be leaked, as by [`core::mem::forget`], but dropped before
+    /// `'bound` ends: `data` may borrow from the device, and is used as long as the pagemap is
+    /// there.
+    pub unsafe fn new<E>(
         dev: &'bound Device<Bound>,
         name: &'static CStr,
         size: usize,

@@ -21,7 +21,8 @@
 //! may come to be. For device private memory that means to drop the pagemap first, which evicts
 //! all pages and thereby makes every peer give up its mappings. A struct that has both as fields
 //! declares the pagemap before the ranges. What peers can do wrong otherwise is to reach memory of
-//! the device, never memory of the host, so this is not a matter of memory safety.
+//! the device, never memory of the host, so this order is not a matter of memory safety. That an
+//! [`AliasRange`] ends before the provider does is.
 //!
 //! C header: [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 //!
@@ -77,7 +78,8 @@ use core::{
 ///     pdev: &'bound pci::Device<Core<'_>>,
 /// ) -> Result<AliasRange<'bound>> {
 ///     let provider = Provider::new(pdev)?;
-///     let range = provider.register_range(VRAM_BAR, 0, SZ_2M as u64)?;
+///     // SAFETY: It becomes part of the data of a driver, which is dropped before `'bound` ends.
+///     let range = unsafe { provider.register_range(VRAM_BAR, 0, SZ_2M as u64)? };
 ///
 ///     dev_info!(pdev, "peers reach video memory at {:#x}\n", range.start());
 ///     Ok(range)
@@ -114,11 +116,23 @@ impl<'bound> Provider<'bound> {
     /// Both have to be multiples of the page size. The range ends when the returned value is
     /// dropped. Fails with [`EINVAL`] if the range is empty, misaligned or not inside a memory
     /// BAR, and with [`EEXIST`] if it overlaps a range that is registered already.
-    pub fn register_range(&self, bar: u32, offset: u64, size: u64) -> Result<AliasRange<'bound>> {
+    ///
+    /// # Safety
+    ///
+    /// The returned value must not be leaked, as by [`core::mem::forget`], but dropped before
+    /// `'bound` ends: the range refers to the provider, which ends then.
+    pub unsafe fn register_range(
+        &self,
+        bar: u32,
+        offset: u64,
+        size: u64,
+    ) -> Result<AliasRange<'bound>> {
+        // An address may have 32 bits only.
+        #[allow(clippy::useless_conversion)]
         let start = self
             .pdev
             .resource_start(bar)?
-            .checked_add(offset)
+            .checked_add(offset.try_into()?)
             .ok_or(EINVAL)?;
 
         // SAFETY:

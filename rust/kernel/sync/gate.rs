@@ -74,15 +74,16 @@ impl<F: ForLt> Gate<F> {
     ///
     /// `f` may sleep. The data stays for as long as `f` runs: whoever drops it waits. So `f` must
     /// not be what drops it, nor wait for that.
-    pub fn with<R>(&self, f: impl for<'a> FnOnce(Pin<&'a F::Of<'a>>) -> R) -> Option<R> {
+    pub fn with<R>(&self, f: impl for<'a> FnOnce(Pin<&F::Of<'a>>) -> R) -> Option<R> {
         let _guard = self.srcu.read_lock();
         if !self.is_open() {
             return None;
         }
 
         // SAFETY: The gate is open and `_guard` is dropped after the reference, so by the type
-        // invariants it is valid. Its lifetime is shorter than that of the data; `f` cannot choose
-        // it. Lifetimes do not affect layout.
+        // invariants it is valid. `f` chooses neither lifetime, and does not know that one is as
+        // long as the other: it can not put the reference to where the data has its own. Lifetimes
+        // do not affect layout.
         let data = unsafe { self.data.cast::<F::Of<'_>>().as_ref() };
 
         // SAFETY: `Gated` pins its data.

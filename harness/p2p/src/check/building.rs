@@ -103,6 +103,7 @@ fn configure(checker: &Checker<'_>, make: &Make<'_>, step: &Step<'_>) -> Result<
         selftests: Vec::new(),
         targets: Vec::new(),
         llvm: false,
+        like: None,
     };
     let wanted = config::wanted(&checker.paths.root, &kernel)?;
     fs::create_dir_all(make.output)?;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -12,6 +13,7 @@ use super::{Command, Options, own};
 use crate::bench::{self, Bench};
 use crate::bisect::{self, Bisect};
 use crate::check::{self, Checker};
+use crate::coverage::Coverage;
 use crate::demo;
 use crate::export;
 use crate::hw;
@@ -79,6 +81,7 @@ impl Run<'_> {
             Command::Demo { only } => return self.demo(&Only::new(only.as_deref())),
             Command::Test { only } => return self.test(&Only::new(only.as_deref())),
             Command::Mutants { only } => return self.mutants(&Only::new(only.as_deref())),
+            Command::Coverage => return self.coverage(),
             Command::Bench { only } => return self.bench(&Only::new(only.as_deref())),
             Command::Check { only } => return self.check(&Only::new(only.as_deref())),
             Command::Bisect { only } => return self.bisect(&Only::new(only.as_deref())),
@@ -106,11 +109,19 @@ impl Run<'_> {
     }
 
     fn build(&self, kernels: &Kernels, names: &[&str]) -> Result<setup::Tools> {
-        let tools = setup::tools(self.paths, self.ui)?;
-        let tree = tree::ensure(self.paths, self.ui)?;
+        let (tools, tree) = self.tools_and_tree()?;
         let compiler = self.compiler();
         self.builder(&tools, &tree, &compiler).all(kernels, names)?;
         Ok(tools)
+    }
+
+    /// The one is compiled while the other is downloaded and unpacked.
+    fn tools_and_tree(&self) -> Result<(setup::Tools, tree::Tree)> {
+        thread::scope(|scope| {
+            let tools = scope.spawn(|| setup::tools(self.paths, self.ui));
+            let tree = tree::ensure(self.paths, self.ui);
+            Ok((tools.join().expect("it does not panic")?, tree?))
+        })
     }
 
     fn builder<'b>(
@@ -150,8 +161,7 @@ impl Run<'_> {
         let names: Vec<_> = ["style", "drift"].iter().chain(names).copied().collect();
         only.check(&names)?;
         let start = Instant::now();
-        let tools = setup::tools(self.paths, self.ui)?;
-        let tree = tree::ensure(self.paths, self.ui)?;
+        let (tools, tree) = self.tools_and_tree()?;
         let compiler = self.compiler();
         let builder = self.builder(&tools, &tree, &compiler);
         let checker = Checker::new(self.paths, &tree)?;
@@ -185,8 +195,7 @@ impl Run<'_> {
 
     fn bisect(&self, only: &Only) -> Result<Verdict> {
         let topologies = Topologies::read(&self.paths.root)?;
-        let tools = setup::tools(self.paths, self.ui)?;
-        let tree = tree::ensure(self.paths, self.ui)?;
+        let (tools, tree) = self.tools_and_tree()?;
         let rows = Bisect {
             paths: self.paths,
             builder: &self.builder(&tools, &tree, &self.compiler()),
@@ -424,8 +433,7 @@ impl Run<'_> {
 
     fn mutants(&self, only: &Only) -> Result<Verdict> {
         let topologies = Topologies::read(&self.paths.root)?;
-        let tools = setup::tools(self.paths, self.ui)?;
-        let tree = tree::ensure(self.paths, self.ui)?;
+        let (tools, tree) = self.tools_and_tree()?;
         Mutants {
             paths: self.paths,
             ui: self.ui,
@@ -436,6 +444,21 @@ impl Run<'_> {
             booter: &self.booter(&tools, &topologies),
         }
         .run(only, &topologies)
+    }
+
+    fn coverage(&self) -> Result<Verdict> {
+        let topologies = Topologies::read(&self.paths.root)?;
+        let (tools, tree) = self.tools_and_tree()?;
+        Coverage {
+            paths: self.paths,
+            ui: self.ui,
+            tools: &tools,
+            compiler: &self.compiler(),
+            jobs: self.jobs(),
+            tree: &tree,
+            booter: &self.booter(&tools, &topologies),
+        }
+        .run(&topologies)
     }
 
     fn shell(&self, name: &str) -> Result<()> {

@@ -17,7 +17,7 @@ use crate::bench;
 use crate::git::ask;
 use crate::outcome::Usage;
 use crate::paths::{Paths, digest};
-use crate::proc::{shown, stream, tail};
+use crate::proc::{capture, shown, stream, tail};
 use crate::setup::{Tools, search_path};
 use crate::tree::{Tree, need_space};
 use crate::ui::{Step, Ui};
@@ -46,6 +46,9 @@ impl std::error::Error for Broken {}
 /// Disk space that a kernel takes, with what its tests leave.
 const KERNEL_BYTES: u64 = 3 << 30;
 
+/// The file of a kernel that was built to the end; it says of what.
+const MARK: &str = "p2p-built";
+
 /// Builds kernels from a tree.
 pub struct Builder<'a> {
     /// Where things are.
@@ -65,7 +68,7 @@ pub struct Builder<'a> {
 impl Builder<'_> {
     /// Builds the kernels of these names.
     pub fn all(&self, kernels: &Kernels, names: &[&str]) -> Result<()> {
-        for name in names {
+        for name in kernels.in_order(names) {
             self.one(name, kernels.get(name)?)?;
         }
         Ok(())
@@ -91,7 +94,7 @@ impl Builder<'_> {
         let wanted = config::wanted(&self.paths.root, kernel)?;
         let text = config::text(&wanted);
         let inputs = make.inputs(&text, kernel)?;
-        let mark = built.dir.join("p2p-built");
+        let mark = built.dir.join(MARK);
         let is_there = if kernel.is_built_only() {
             mark.is_file()
         } else {
@@ -104,6 +107,9 @@ impl Builder<'_> {
         let _ = fs::remove_file(&mark);
 
         let step = self.ui.step(format!("build: kernel {name}"));
+        if let Some(like) = &kernel.like {
+            begin_with(&Built::at(self.paths, like), &built)?;
+        }
         let refused = make.configure(&text, &wanted, &step)?;
         if !refused.is_empty() {
             bail!(
@@ -174,7 +180,7 @@ impl Builder<'_> {
     pub fn again(&self, name: &str) -> Result<()> {
         let built = Built::at(self.paths, name);
         // What was built is no longer what the mark says.
-        let _ = fs::remove_file(built.dir.join("p2p-built"));
+        let _ = fs::remove_file(built.dir.join(MARK));
         let make = Make {
             builder: self,
             name,
@@ -197,6 +203,54 @@ fn only_built<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
         .into_iter()
         .chain(targets)
         .collect()
+}
+
+/// Gives a kernel that was not built yet the objects of one that was. Kbuild
+/// knows which options an object depends on, and makes it again where they differ.
+fn begin_with(model: &Built, built: &Built) -> Result<()> {
+    if built.dir.join(".config").is_file() || !model.dir.join(MARK).is_file() {
+        return Ok(());
+    }
+    // A copy that was interrupted has another name.
+    let partial = built.dir.with_extension("partial");
+    for dir in [&partial, &built.dir] {
+        if dir.exists() {
+            fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
+        }
+    }
+    let cp = ["--archive", "--reflink=auto"];
+    capture(Command::new("cp").args(cp).args([&model.dir, &partial]))?;
+    // What is no work of Kbuild's and names the folder that it was made in.
+    for name in ["ko", "bench", ".virtme_mods"] {
+        let dir = partial.join(name);
+        if dir.exists() {
+            fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        }
+    }
+    fs::remove_file(partial.join(MARK))?;
+    rename_in_tools(&partial.join("tools"), &model.dir, &built.dir)?;
+    Ok(fs::rename(&partial, &built.dir)?)
+}
+
+/// The commands that built programs of tools/ name the folder. As they are, they
+/// would be taken for outdated, and with objtool all objects.
+fn rename_in_tools(dir: &Path, old: &Path, new: &Path) -> Result<()> {
+    let (old, new) = (old.to_string_lossy(), new.to_string_lossy());
+    let names = |root: &str| [format!("{root}/"), format!("{root} ")];
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let path = entry?.path();
+        let is = |end| path.extension().is_some_and(|ext| ext == end);
+        if path.is_dir() && !path.is_symlink() {
+            rename_in_tools(&path, Path::new(&*old), Path::new(&*new))?;
+        } else if is("cmd") || is("d") {
+            let mut text = fs::read_to_string(&path)?;
+            for (old, new) in names(&old).iter().zip(names(&new)) {
+                text = text.replace(old, &new);
+            }
+            fs::write(&path, text)?;
+        }
+    }
+    Ok(())
 }
 
 /// One folder with all modules, as the guest's `insmod` and the selftests want.
@@ -456,6 +510,41 @@ mod tests {
         assert!(kernel.is_built_only());
         let arguments = only_built("-j2", &kernel);
         assert_eq!(arguments, ["-j2", "--keep-going", "W=1e", "a.o", "b/"]);
+    }
+
+    #[test]
+    fn a_kernel_begins_with_the_objects_of_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| Built {
+            dir: dir.path().join(name),
+        };
+        let (plain, other) = (at("plain"), at("other"));
+        let write = |path: &str, text: &str| {
+            let path = plain.dir.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let command = format!("gcc -I{0}/tools {0} {0}-x", plain.dir.display());
+        write("tools/objtool/.a.o.cmd", &command);
+        write("ko/a.ko", "");
+        // Not before it is whole.
+        begin_with(&plain, &other).unwrap();
+        assert!(!other.dir.exists());
+        write(MARK, "");
+        begin_with(&plain, &other).unwrap();
+        let read = |path: &str| fs::read_to_string(other.dir.join(path)).unwrap();
+        let renamed = format!(
+            "gcc -I{1}/tools {1} {0}-x",
+            plain.dir.display(),
+            other.dir.display()
+        );
+        assert_eq!(read("tools/objtool/.a.o.cmd"), renamed);
+        assert!(!other.dir.join("ko").exists() && !other.dir.join(MARK).exists());
+        // What is there already is left alone.
+        write(".config", "");
+        fs::write(other.dir.join(".config"), "mine").unwrap();
+        begin_with(&plain, &other).unwrap();
+        assert_eq!(read(".config"), "mine");
     }
 
     #[test]

@@ -74,7 +74,8 @@ impl View {
     }
 }
 
-impl Ops for View {
+// SAFETY: There is one lock.
+unsafe impl Ops for View {
     type Protected = ();
     type Backend = MutexBackend;
 

@@ -255,24 +255,24 @@ impl<'bound> Vram<'bound> {
 
     /// Accounts for `nr` pages of a chunk, and gets a window for the first ones.
     fn get(&self, chunk: usize, nr: usize) {
-        let unused = self.chunks.lock().all[chunk].used == 0;
+        {
+            let state = &mut self.chunks.lock().all[chunk];
+            if state.used > 0 {
+                state.used += nr;
+                return;
+            }
+        }
 
         // It stays unused, because nobody else takes pages. An error here means that there is no
         // memory to keep track of the range. The chunk can be used all the same.
-        let window = if unused {
-            self.pool.acquire(&self.windows[chunk]).unwrap_or(None)
-        } else {
-            None
-        };
+        let window = self.pool.acquire(&self.windows[chunk]).unwrap_or(None);
 
         let mut chunks = self.chunks.lock();
         chunks.now += 1;
         let now = chunks.now;
         let state = &mut chunks.all[chunk];
-        if unused {
-            state.window = window;
-            state.since = now;
-        }
+        state.window = window;
+        state.since = now;
         state.used += nr;
     }
 

@@ -44,8 +44,10 @@ impl<'bound> Hardware for Bar<'bound> {
 
     fn map(&self, _offset: &u64, position: u64, size: u64) -> Result<AliasRange<'bound>> {
         // Adjacent windows are ranges of their own. A folio is never in two of them.
-        self.provider
-            .ok_or(EOPNOTSUPP)?
-            .register_range(VRAM_BAR, position, size)
+        let provider = self.provider.ok_or(EOPNOTSUPP)?;
+
+        // SAFETY: The pool keeps it and does not leak it. The pool is part of the data behind the
+        // gate, which is dropped before `'bound` ends.
+        unsafe { provider.register_range(VRAM_BAR, position, size) }
     }
 }

@@ -193,7 +193,8 @@ impl<'bound> Region<'bound> {
     }
 }
 
-impl<'bound> Ops for Region<'bound> {
+// SAFETY: There is one lock.
+unsafe impl<'bound> Ops for Region<'bound> {
     type Protected = PageTable<'bound>;
     type Backend = MutexBackend;
 

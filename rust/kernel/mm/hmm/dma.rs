@@ -20,6 +20,8 @@
 //! C header: [`include/linux/hmm-dma.h`](srctree/include/linux/hmm-dma.h)
 
 use super::{
+    flag,
+    Pfn,
     Valid,
     DEVICE_PRIVATE,
     ERROR,
@@ -44,9 +46,9 @@ use core::{
     ops::Range, //
 };
 
-const DMA_MAPPED: usize = bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED;
-const P2PDMA: usize = bindings::hmm_pfn_flags_HMM_PFN_P2PDMA;
-const P2PDMA_BUS: usize = bindings::hmm_pfn_flags_HMM_PFN_P2PDMA_BUS;
+const DMA_MAPPED: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED);
+const P2PDMA: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_P2PDMA);
+const P2PDMA_BUS: usize = flag(bindings::hmm_pfn_flags_HMM_PFN_P2PDMA_BUS);
 
 /// The flags that say how a slot is mapped, as opposed to what it refers to.
 const MAPPING: usize = DMA_MAPPED | P2PDMA | P2PDMA_BUS;
@@ -240,6 +242,11 @@ impl Fill<'_, '_> {
         }
 
         *entry = new | (*entry & MAPPING);
+        if let Pfn::Host(host) = self.valid.get(page) {
+            if host.writable() {
+                host.set_dirty();
+            }
+        }
 
         // SAFETY: The map is allocated for `dev`, and slot `index` has a valid PFN of host memory
         // or an alias. The latter stays valid as long as `self.valid`, so the provider that `state`

@@ -176,6 +176,20 @@ impl Raw<'_> {
         // have an element per page.
         to_result(unsafe { bindings::migrate_vma_setup(&mut args) })?;
 
+        for src in &mut arrays.src {
+            let Some(page) = entry_page(*src).filter(|_| *src & PFN_MIGRATE != 0) else {
+                continue;
+            };
+
+            // The C side does not move pages of files, but notices late. Nobody may copy such a
+            // page before: the CPU can not access those of `memfd_secret()`.
+            // SAFETY: The page is locked, so it stays what it is.
+            if !unsafe { bindings::folio_test_anon(bindings::page_folio(page.as_ptr())) } {
+                *src &= !PFN_MIGRATE;
+                args.cpages -= 1;
+            }
+        }
+
         // INVARIANT: The call succeeded. Moving a vector does not move its elements.
         Ok(Self {
             args,

@@ -78,7 +78,8 @@ struct Client {
     log: Arc<Log>,
 }
 
-impl crate::mm::notifier::Ops for Client {
+// SAFETY: There is one lock.
+unsafe impl crate::mm::notifier::Ops for Client {
     type Protected = ();
     type Backend = MutexBackend;
 
@@ -183,12 +184,15 @@ mod suite {
             pfn: Atomic::new(0),
         };
         let map = KBox::pin_init(
-            PageMap::<'_, Driver>::new(
-                device.as_ref(),
-                c"rust_mm_pagemap",
-                PMD_PAGES * PAGE_SIZE,
-                Ok::<_, Error>(driver),
-            ),
+            // SAFETY: It is dropped below, or when this returns, before `registration` is.
+            unsafe {
+                PageMap::<'_, Driver>::new(
+                    device.as_ref(),
+                    c"rust_mm_pagemap",
+                    PMD_PAGES * PAGE_SIZE,
+                    Ok::<_, Error>(driver),
+                )
+            },
             GFP_KERNEL,
         )?;
         map.pfn.store(map.pfn(0), Relaxed);

@@ -1,0 +1,237 @@
+//! Which lines of C that the series adds are run by a test, and which are not,
+//! and why not.
+//!
+//! gcov counts: the touched files are built with its counters, in a work tree
+//! and a kernel of their own, and the tests of qemu/coverage.toml run on it. Rust
+//! has no such counters in the kernel: there, `make mutants` stands in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use ktap::Status;
+use serde::Deserialize;
+
+use crate::check::Added;
+use crate::git::ask;
+use crate::kernel::Kernel;
+use crate::kernel::build::{Builder, Compiler};
+use crate::outcome::Verdict;
+use crate::paths::Paths;
+use crate::plan::{Job, Spec};
+use crate::proc::capture;
+use crate::setup::Tools;
+use crate::topology::Topologies;
+use crate::tree::Tree;
+use crate::ui::Ui;
+use crate::vm::Booter;
+
+mod lines;
+
+use lines::{Lines, Summary};
+
+/// As those of the mutants, for ccache.
+const KERNEL: &str = "coverage/kernel";
+const WORKTREE: &str = "coverage/linux";
+
+/// qemu/coverage.toml
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    kernel: Kernel,
+    #[serde(rename = "job")]
+    jobs: Vec<Spec>,
+    #[serde(default)]
+    unreached: Vec<Unreached>,
+}
+
+/// Why no test reaches some lines.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unreached {
+    /// The file, or a folder with all that is in it.
+    file: String,
+    /// A part of the line; every line of the file if there is none.
+    #[serde(default)]
+    text: String,
+    /// For people.
+    reason: String,
+}
+
+impl Settings {
+    fn read(root: &Path) -> Result<Self> {
+        let file = root.join("qemu/coverage.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        toml::from_str(&text).with_context(|| file.display().to_string())
+    }
+}
+
+/// Counts.
+pub struct Coverage<'a> {
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// Progress.
+    pub ui: &'a Ui,
+    /// Programs.
+    pub tools: &'a Tools,
+    /// The compiler, which must be clang.
+    pub compiler: &'a Compiler,
+    /// Jobs at a time.
+    pub jobs: usize,
+    /// The tree with the series; it is only read.
+    pub tree: &'a Tree,
+    /// Boots.
+    pub booter: &'a Booter<'a>,
+}
+
+impl Coverage<'_> {
+    /// Builds, runs the tests, and tells what they reach.
+    pub fn run(&self, topologies: &Topologies) -> Result<Verdict> {
+        let settings = Settings::read(&self.paths.root)?;
+        let added = Added::of(self.tree)?;
+        let touched = added.files(&[".c", ".h"]);
+        let tree = self.counting_tree(&touched)?;
+        let builder = Builder {
+            paths: self.paths,
+            ui: self.ui,
+            tools: self.tools,
+            tree: &tree,
+            compiler: self.compiler,
+            jobs: self.jobs,
+        };
+        builder.one(KERNEL, &settings.kernel)?;
+
+        let objects = self.paths.output.join(KERNEL);
+        let mut lines = Lines::default();
+        for spec in &settings.jobs {
+            for name in &spec.topologies {
+                let topology = topologies.get(name)?;
+                let name = format!("coverage/{}/{name}", spec.name);
+                let job = Job::alone(name.clone(), KERNEL, topology, spec.clone());
+                let outcomes = job.run(self.booter, self.paths)?;
+                let failed = outcomes
+                    .iter()
+                    .find(|outcome| outcome.status == Status::Failed);
+                if let Some(failed) = failed {
+                    bail!("{name}: {}: {}", failed.name, failed.reason);
+                }
+                let counters = self.booter.dir(&name).join("out/gcov");
+                self.count(&objects, &counters, &tree.dir, &mut lines)
+                    .with_context(|| format!("{name}: reading gcov's counters"))?;
+            }
+        }
+
+        let summary = Summary::new(&lines, &added, &touched, &tree.dir, &settings.unreached)?;
+        let dir = self.paths.results();
+        fs::create_dir_all(&dir)?;
+        fs::write(
+            dir.join("coverage.json"),
+            serde_json::to_string_pretty(&summary)?,
+        )?;
+        let text = summary.tables();
+        fs::write(dir.join("coverage.md"), &text)?;
+        println!("\n{text}");
+        println!("results: {}", self.paths.short(&dir.join("coverage.md")));
+        Ok(if summary.is_explained() {
+            Verdict::Passed
+        } else {
+            Verdict::Failed
+        })
+    }
+
+    /// The series with gcov's counters in the touched files.
+    fn counting_tree(&self, touched: &[&str]) -> Result<Tree> {
+        let dir = self.paths.work.join(WORKTREE);
+        if dir.exists() {
+            ask(&dir, &["checkout", "--quiet", "--", "."])?;
+        }
+        let what = "tree: the one for coverage";
+        let dir = (self.tree).worktree(self.paths, self.ui, WORKTREE, &self.tree.tip, what)?;
+        let mut makefiles = BTreeMap::<PathBuf, BTreeSet<String>>::new();
+        for file in touched {
+            if let Some((makefile, line)) = counting(&dir, file) {
+                makefiles.entry(makefile).or_default().insert(line);
+            }
+        }
+        for (makefile, lines) in makefiles {
+            let mut text = fs::read_to_string(&makefile)?;
+            text.extend(lines);
+            fs::write(&makefile, text)?;
+        }
+        Ok(Tree {
+            dir,
+            base: self.tree.base.clone(),
+            tip: self.tree.tip.clone(),
+            source: self.tree.source.clone(),
+        })
+    }
+
+    /// Adds what one machine has counted. A file of counters is named by the path
+    /// of its object when it was compiled, with `#` for `/`.
+    fn count(&self, objects: &Path, counters: &Path, tree: &Path, lines: &mut Lines) -> Result<()> {
+        let scratch = tempfile::tempdir_in(self.paths.build().join("tmp"))?;
+        let mut found = false;
+        for entry in fs::read_dir(counters).with_context(|| counters.display().to_string())? {
+            let data = entry?.path();
+            let name = data.file_name().unwrap_or_default().to_string_lossy();
+            let notes = notes(objects, &name)
+                .with_context(|| format!("{name}: no such object in {}", objects.display()))?;
+            // gcov finds the one by the name of the other.
+            fs::copy(&data, scratch.path().join("object.gcda"))?;
+            fs::copy(&notes, scratch.path().join("object.gcno"))?;
+            let said = capture(
+                Command::new("/usr/lib/llvm-19/bin/llvm-cov")
+                    .args(["gcov", "--stdout", "object.gcda"])
+                    .current_dir(scratch.path()),
+            )?;
+            lines.add(&said, tree)?;
+            found = true;
+        }
+        if !found {
+            bail!("there are none: has the kernel CONFIG_GCOV_KERNEL?");
+        }
+        Ok(())
+    }
+}
+
+/// What the compiler noted for an object, wherever it was compiled: ccache may
+/// have it from another clone.
+fn notes(objects: &Path, name: &str) -> Option<PathBuf> {
+    let mut rest = name;
+    while let Some((_, end)) = rest.split_once('#') {
+        let notes = objects.join(end.replace('#', "/")).with_extension("gcno");
+        if notes.is_file() {
+            return Some(notes);
+        }
+        rest = end;
+    }
+    None
+}
+
+/// The Makefile that builds a file, and what makes it count there.
+fn counting(tree: &Path, file: &str) -> Option<(PathBuf, String)> {
+    let stem = file.strip_suffix(".c")?;
+    let mut folders = Path::new(file).ancestors().skip(1);
+    let folder = folders.find(|dir| tree.join(dir).join("Makefile").is_file())?;
+    let object = Path::new(stem).strip_prefix(folder).ok()?;
+    let line = format!("GCOV_PROFILE_{}.o := y\n", object.display());
+    Some((tree.join(folder).join("Makefile"), line))
+}
+
+/// A listing for people: the lines that are not reached, by reason.
+fn listing(by_reason: &BTreeMap<String, Vec<String>>) -> String {
+    let mut text = String::new();
+    for (reason, lines) in by_reason {
+        let _ = writeln!(text, "\n{reason}:\n");
+        for line in lines {
+            let _ = writeln!(text, "    {line}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! What gcov says of lines, and what that comes to for a series.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::{Unreached, listing};
+use crate::check::Added;
+
+/// How often each line that has code was run, by file and number.
+#[derive(Debug, Default)]
+pub struct Lines(BTreeMap<String, BTreeMap<usize, u64>>);
+
+impl Lines {
+    /// Adds what `gcov --stdout` printed, of files in `tree`.
+    pub fn add(&mut self, said: &str, tree: &Path) -> Result<()> {
+        let mut file: Option<&mut BTreeMap<usize, u64>> = None;
+        for line in said.lines() {
+            // "        -:    0:Source:mm/hmm.c", "        2:   17:	text"
+            let mut parts = line.splitn(3, ':').map(str::trim);
+            let (Some(count), Some(number), Some(text)) =
+                (parts.next(), parts.next(), parts.next())
+            else {
+                continue;
+            };
+            if number == "0" {
+                if let Some(path) = text.strip_prefix("Source:") {
+                    let path = Path::new(path);
+                    let path = path.strip_prefix(tree).unwrap_or(path);
+                    file = Some(self.0.entry(path.display().to_string()).or_default());
+                }
+                continue;
+            }
+            // Lines without code have none.
+            if count == "-" {
+                continue;
+            }
+            // An asterisk marks lines of which a part was not run.
+            let count = match count.trim_end_matches('*') {
+                "#####" | "=====" => 0,
+                count => count.parse().with_context(|| line.to_owned())?,
+            };
+            let number: usize = number.parse().with_context(|| line.to_owned())?;
+            if let Some(file) = file.as_mut() {
+                *file.entry(number).or_default() += count;
+            }
+        }
+        Ok(())
+    }
+
+    fn of(&self, file: &str) -> Option<&BTreeMap<usize, u64>> {
+        self.0.get(file)
+    }
+}
+
+/// What the tests reach of the series.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    files: Vec<File>,
+}
+
+/// What they reach of a file.
+#[derive(Debug, Serialize)]
+struct File {
+    file: String,
+    /// Added lines that have code; nothing if the file was not in the kernel.
+    lines: Option<usize>,
+    reached: usize,
+    unreached: Vec<Line>,
+    /// Why the file was not in the kernel.
+    reason: Option<String>,
+}
+
+/// A line that no test reaches.
+#[derive(Debug, Serialize)]
+struct Line {
+    number: usize,
+    text: String,
+    reason: Option<String>,
+}
+
+impl Summary {
+    /// Looks at the lines that the series adds to `files`.
+    pub fn new(
+        lines: &Lines,
+        added: &Added,
+        files: &[&str],
+        tree: &Path,
+        reasons: &[Unreached],
+    ) -> Result<Self> {
+        let mut summary = Vec::new();
+        for file in files {
+            let Some(counts) = lines.of(file) else {
+                // A header may have no code.
+                if !file.ends_with(".c") {
+                    continue;
+                }
+                summary.push(File {
+                    file: (*file).to_owned(),
+                    lines: None,
+                    reached: 0,
+                    unreached: Vec::new(),
+                    reason: reason(reasons, file, None),
+                });
+                continue;
+            };
+            let text = fs::read_to_string(tree.join(file)).with_context(|| (*file).to_owned())?;
+            let text: Vec<_> = text.lines().collect();
+            let counts = counts
+                .iter()
+                .filter(|(number, _)| added.has(file, **number));
+            let (reached, unreached): (Vec<_>, Vec<_>) = counts.partition(|(_, count)| **count > 0);
+            let unreached: Vec<_> = unreached
+                .into_iter()
+                .map(|(number, _)| {
+                    let text = text.get(number - 1).unwrap_or(&"").trim();
+                    Line {
+                        number: *number,
+                        text: text.to_owned(),
+                        reason: reason(reasons, file, Some(text)),
+                    }
+                })
+                .collect();
+            summary.push(File {
+                file: (*file).to_owned(),
+                lines: Some(reached.len() + unreached.len()),
+                reached: reached.len(),
+                unreached,
+                reason: None,
+            });
+        }
+        Ok(Self { files: summary })
+    }
+
+    /// Whether there is a reason for everything that is not reached.
+    pub fn is_explained(&self) -> bool {
+        self.files.iter().all(|file| {
+            (file.lines.is_some() || file.reason.is_some())
+                && file.unreached.iter().all(|line| line.reason.is_some())
+        })
+    }
+
+    /// In Markdown.
+    pub fn tables(&self) -> String {
+        let mut text = "| file | added lines of code | reached | |\n|---|---|---|---|\n".to_owned();
+        let (mut all, mut reached) = (0, 0);
+        for file in &self.files {
+            let Some(lines) = file.lines else { continue };
+            all += lines;
+            reached += file.reached;
+            let _ = writeln!(
+                text,
+                "| {} | {lines} | {} | {} |",
+                file.file,
+                file.reached,
+                share(file.reached, lines)
+            );
+        }
+        let _ = writeln!(
+            text,
+            "| all | {all} | {reached} | {} |",
+            share(reached, all)
+        );
+        let unknown = || "**no reason is known**".to_owned();
+        let mut absent = BTreeMap::<_, Vec<_>>::new();
+        let mut missed = BTreeMap::<_, Vec<_>>::new();
+        for file in &self.files {
+            if file.lines.is_none() {
+                let reason = file.reason.clone().unwrap_or_else(unknown);
+                absent.entry(reason).or_default().push(file.file.clone());
+            }
+            for line in &file.unreached {
+                let reason = line.reason.clone().unwrap_or_else(unknown);
+                let lines = missed.entry(reason).or_default();
+                lines.push(format!("{}:{}: {}", file.file, line.number, line.text));
+            }
+        }
+        if !missed.is_empty() {
+            text.push_str("\nLines that no test reaches, by reason.\n");
+            text.push_str(&listing(&missed));
+        }
+        if !absent.is_empty() {
+            text.push_str("\nFiles that are not in the kernel that counts, by reason.\n");
+            text.push_str(&listing(&absent));
+        }
+        text
+    }
+}
+
+fn share(part: usize, whole: usize) -> String {
+    match whole {
+        0 => "–".to_owned(),
+        _ => format!("{} %", part * 100 / whole),
+    }
+}
+
+/// The reason for a line, or for a whole file.
+fn reason(reasons: &[Unreached], file: &str, line: Option<&str>) -> Option<String> {
+    let found = reasons.iter().find(|reason| {
+        let here = file == reason.file
+            || (reason.file.ends_with('/') && file.starts_with(reason.file.as_str()));
+        here && match line {
+            Some(line) => line.contains(reason.text.as_str()),
+            None => reason.text.is_empty(),
+        }
+    });
+    found.map(|reason| reason.reason.clone())
+}

@@ -1,0 +1,92 @@
+use super::*;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn the_settings_of_this_repository() {
+    let settings = Settings::read(&root()).unwrap();
+    let topologies = Topologies::read(&root()).unwrap();
+    for job in &settings.jobs {
+        assert!(job.gcov, "{}", job.name);
+        for name in &job.topologies {
+            topologies.get(name).unwrap();
+        }
+    }
+    for unreached in &settings.unreached {
+        assert!(!unreached.reason.is_empty(), "{unreached:?}");
+    }
+}
+
+#[test]
+fn objects_count_where_their_makefile_is() {
+    let tree = tempfile::tempdir().unwrap();
+    fs::create_dir_all(tree.path().join("misc/rdma")).unwrap();
+    fs::write(tree.path().join("misc/Makefile"), "").unwrap();
+    let (makefile, line) = counting(tree.path(), "misc/rdma/main.c").unwrap();
+    assert_eq!(makefile, tree.path().join("misc/Makefile"));
+    assert_eq!(line, "GCOV_PROFILE_rdma/main.o := y\n");
+    assert!(counting(tree.path(), "misc/rdma/rdma.h").is_none());
+}
+
+#[test]
+fn notes_are_found_for_counters_of_another_clone() {
+    let objects = tempfile::tempdir().unwrap();
+    fs::create_dir(objects.path().join("mm")).unwrap();
+    fs::write(objects.path().join("mm/hmm.gcno"), "").unwrap();
+    let found = notes(objects.path(), "#elsewhere#kernel#mm#hmm.gcda").unwrap();
+    assert_eq!(found, objects.path().join("mm/hmm.gcno"));
+    assert!(notes(objects.path(), "#elsewhere#mm#other.gcda").is_none());
+}
+
+const SAID: &str = "        -:    0:Source:/tree/mm/a.c
+        -:    0:Graph:object.gcno
+        -:    1:/* text */
+        2:    2:int f(void)
+    #####:    3:\treturn g(1, 2);
+        1*:    4:\tif (a: b)
+        -:    0:Source:/tree/mm/a.h
+        7:    1:inline
+";
+
+fn summary(reasons: &[Unreached]) -> Summary {
+    let tree = tempfile::tempdir().unwrap();
+    fs::create_dir(tree.path().join("mm")).unwrap();
+    fs::write(tree.path().join("mm/a.c"), "1\n2\n\treturn g(1, 2);\n4\n").unwrap();
+    let mut lines = Lines::default();
+    let said = SAID.replace("/tree", &tree.path().to_string_lossy());
+    lines.add(&said, tree.path()).unwrap();
+    lines.add(&said, tree.path()).unwrap();
+    let diff = "+++ b/mm/a.c\n@@ -0,0 +2,2 @@\n+++ b/mm/b.c\n@@ -0,0 +1 @@\n";
+    let added = Added::parse(diff);
+    Summary::new(&lines, &added, &["mm/a.c", "mm/b.c"], tree.path(), reasons).unwrap()
+}
+
+fn because(file: &str, text: &str) -> Unreached {
+    Unreached {
+        file: file.to_owned(),
+        text: text.to_owned(),
+        reason: "because".to_owned(),
+    }
+}
+
+#[test]
+fn only_added_lines_are_told() {
+    let tables = summary(&[]).tables();
+    assert!(tables.contains("| mm/a.c | 2 | 1 | 50 % |"), "{tables}");
+    assert!(tables.contains("mm/a.c:3: return g(1, 2);"), "{tables}");
+    assert!(tables.contains("    mm/b.c\n"), "{tables}");
+}
+
+#[test]
+fn each_line_wants_a_reason() {
+    let line = || because("mm/a.c", "return g");
+    let file = || because("mm/b.c", "");
+    assert!(!summary(&[]).is_explained());
+    assert!(!summary(&[line()]).is_explained());
+    assert!(!summary(&[line(), because("mm/b.c", "text")]).is_explained());
+    assert!(!summary(&[because("mm/a.c", "h("), file()]).is_explained());
+    assert!(summary(&[line(), file()]).is_explained());
+    assert!(summary(&[because("mm/", "")]).is_explained());
+}
