@@ -25,6 +25,9 @@ pub struct Paths {
     pub kdir: Option<PathBuf>,
 }
 
+/// Folders of the host that the guest does not see.
+const HIDDEN: [&str; 3] = ["/run", "/var/log", "/var/tmp"];
+
 impl Paths {
     /// Finds the directories, and checks those that the user gave.
     pub fn new(root: &Path, kdir: Option<&Path>, output: Option<&Path>) -> Result<Self> {
@@ -48,6 +51,14 @@ impl Paths {
             Some(output) => std::path::absolute(output)?,
         };
         for dir in [&work, &output] {
+            // virtme-ng mounts empty file systems there.
+            if let Some(hidden) = HIDDEN.iter().find(|hidden| dir.starts_with(hidden)) {
+                bail!(Usage(format!(
+                    "{}: the virtual machines have a {hidden} of their own and do not see it; \
+                     use another place",
+                    dir.display()
+                )));
+            }
             // The kernel's make cannot work in such a directory.
             if dir.to_string_lossy().contains([' ', ':', '\'', '"']) {
                 bail!(Usage(format!(
@@ -149,6 +160,16 @@ mod tests {
         assert!(error.downcast_ref::<Usage>().is_some());
         let error = kernel_tree(&dir.path().join("nowhere")).unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
+    }
+
+    #[test]
+    fn places_that_the_guest_does_not_see_are_bad_usage() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let output = Path::new("/var/tmp/p2p-output");
+        let error = Paths::new(&root, None, Some(output)).err().unwrap();
+        assert!(error.downcast_ref::<Usage>().is_some());
+        assert!(error.to_string().contains("/var/tmp"), "{error}");
+        assert!(!output.exists());
     }
 
     #[test]
