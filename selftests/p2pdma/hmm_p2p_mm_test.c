@@ -10,6 +10,7 @@
 #include "p2p_fixture.h"
 
 #include <fcntl.h>
+#include <sys/syscall.h>
 #include <linux/memfd.h>
 
 /* Permission */
@@ -361,6 +362,53 @@ TEST_F_TIMEOUT(p2p, shared_file, TIMEOUT_S)
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	p2p_buf_free(_metadata, self, &buf);
 	close(fd);
+}
+
+/* Memory that the CPU has no mapping of but the process's own */
+TEST_F_TIMEOUT(p2p, secret, TIMEOUT_S)
+{
+	struct p2p_buf buf = { .pages = 2, .len = 2 * P2P_PAGE };
+	unsigned char data[2 * 4096] = {};
+	int fd = syscall(__NR_memfd_secret, 0);
+
+	if (fd < 0)
+		SKIP(return, "no memfd_secret()");
+	ASSERT_EQ(0, ftruncate(fd, buf.len));
+	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ASSERT_NE(MAP_FAILED, (void *)buf.p);
+	p2p_fill(buf.p, BEFORE, 0, buf.len);
+	EXPECT_EQ(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
+	EXPECT_EQ(-EFAULT, p2p_gpu_read(&self->gpu, buf.p, data, buf.len));
+	EXPECT_EQ(-EFAULT, p2p_gpu_write(&self->gpu, buf.p, data, buf.len));
+	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
+	ASSERT_EQ(0, munmap(buf.p, buf.len));
+	close(fd);
+}
+
+/*
+ * After MADV_FREE the kernel may drop a page until something is written to it.
+ * The CPU would notice by the dirty bit; devices do not set it.
+ */
+TEST_F_TIMEOUT(p2p, lazyfree, TIMEOUT_S)
+{
+	unsigned char data[4 * 4096];
+	struct p2p_buf buf;
+	int gpu;
+
+	p2p_fill(data, AFTER, 0, sizeof(data));
+	for (gpu = 0; gpu < 2; gpu++) {
+		p2p_buf_init(_metadata, self, &buf, 4, BEFORE);
+		ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_FREE));
+		if (gpu) {
+			EXPECT_EQ(0, p2p_gpu_write(&self->gpu, buf.p, data,
+						   buf.len));
+		} else {
+			p2p_buf_nic_write(_metadata, self, &buf, AFTER);
+		}
+		ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
+		p2p_buf_cpu_read(_metadata, &buf, AFTER);
+		p2p_buf_free(_metadata, self, &buf);
+	}
 }
 
 /* Freed VRAM holds nobody's data any more */

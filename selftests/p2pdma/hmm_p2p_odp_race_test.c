@@ -164,6 +164,15 @@ static void *queued_to_vram(void *arg)
 	return NULL;
 }
 
+static void *queued_add_atomic(void *arg)
+{
+	struct queued *q = arg;
+
+	q->ret = rdma_rereg(q->rdma->fd, q->buf->handle,
+			    P2PTEST_RDMA_MR_ATOMIC);
+	return NULL;
+}
+
 static void queued_start(struct __test_metadata *_metadata, struct queued *q,
 			 void *(*run)(void *arg))
 {
@@ -196,6 +205,32 @@ TEST_F_TIMEOUT(odp, sequence, TIMEOUT_S)
 	rdma_buf_write(_metadata, self, &buf, AFTER);
 	rdma_expect_pages(_metadata, self, &buf, rdma_vram_kind(self),
 			  PAGE_ALL);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
+/*
+ * Atomic access is added when a page fault has found pages of a peer and does
+ * not have the lock yet: it must not map them.
+ */
+TEST_F_TIMEOUT(odp, atomic_added, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	struct queued hold = { .rdma = self, .buf = &buf };
+	struct queued add = hold;
+
+	rdma_buf_init(_metadata, self, &buf, 8, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, self, &buf);
+	queued_start(_metadata, &hold, queued_hold);
+	queued_start(_metadata, &add, queued_add_atomic);
+	EXPECT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p, buf.len,
+				P2PTEST_RDMA_FAULT_WRITE));
+	ASSERT_EQ(0, pthread_join(add.thread, NULL));
+	ASSERT_EQ(0, pthread_join(hold.thread, NULL));
+	EXPECT_EQ(0, hold.ret);
+	EXPECT_EQ(0, add.ret);
+	rdma_expect_pages(_metadata, self, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
+	rdma_buf_write(_metadata, self, &buf, AFTER);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	rdma_buf_free(_metadata, self, &buf);
 }
@@ -281,16 +316,21 @@ TEST_F_TIMEOUT(odp_move, load, TIMEOUT_S)
 		transfer_start(_metadata, rdma, &t, &buf, variant->write);
 		ASSERT_EQ(0, pthread_join(t.thread, NULL));
 		EXPECT_EQ(0, t.ret);
-		if (!variant->write)
+		if (variant->write) {
+			p2p_buf_cpu_read(_metadata, &buf, AFTER);
+			/* The next transfer must not make up for this one */
+			p2p_fill(buf.p, BEFORE, 0, buf.len);
+		} else {
 			p2p_expect_pattern(_metadata, "DMA read", t.data,
 					   BEFORE, 0, buf.len);
+		}
 		free(t.data);
 		rounds = __atomic_load_n(&m.rounds, __ATOMIC_RELAXED);
 	}
 	__atomic_store_n(&m.stop, true, __ATOMIC_RELAXED);
 	ASSERT_EQ(0, pthread_join(m.thread, NULL));
 	EXPECT_LE(MOVE_ROUNDS, rounds);
-	p2p_buf_cpu_read(_metadata, &buf, variant->write ? AFTER : BEFORE);
+	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
 	rdma_buf_free(_metadata, rdma, &buf);
 }
 

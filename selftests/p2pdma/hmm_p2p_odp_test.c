@@ -119,6 +119,29 @@ TEST_F_TIMEOUT(odp, atomic, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
+/* It may be added later, unless pages of a peer are mapped at that time */
+TEST_F_TIMEOUT(odp, atomic_added, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	rdma_buf_init(_metadata, self, &buf, PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, self, &buf);
+	rdma_buf_write(_metadata, self, &buf, AFTER);
+	if (self->peer)
+		EXPECT_EQ(-EOPNOTSUPP, rdma_rereg(self->fd, buf.handle,
+						  P2PTEST_RDMA_MR_ATOMIC));
+	rdma_expect_pages(_metadata, self, &buf, rdma_vram_kind(self),
+			  PAGE_ALL);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	EXPECT_EQ(0, rdma_rereg(self->fd, buf.handle, P2PTEST_RDMA_MR_ATOMIC));
+
+	rdma_buf_to_vram(_metadata, self, &buf);
+	rdma_buf_write(_metadata, self, &buf, OTHER);
+	rdma_expect_pages(_metadata, self, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
+	p2p_buf_cpu_read(_metadata, &buf, OTHER);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
 /* Neither region nor mapping allow more than the process may do */
 TEST_F_TIMEOUT(odp, read_only, TIMEOUT_S)
 {
@@ -470,6 +493,9 @@ TEST_F_TIMEOUT(odp, input, TIMEOUT_S)
 	xfer.pad = 0;
 	xfer.flags = 1U << 31;
 	EXPECT_EQ(-EINVAL, rdma_ioctl(fd, P2PTEST_RDMA_XFER, &xfer));
+
+	EXPECT_EQ(-EINVAL, rdma_rereg(fd, buf.handle, MR_WRITE));
+	EXPECT_EQ(-ENOENT, rdma_rereg(fd, buf.handle + 1, 0));
 
 	EXPECT_EQ(-EINVAL, rdma_fault(fd, buf.handle, buf.p, 1, 1U << 31));
 	EXPECT_EQ(-EINVAL, rdma_fault(fd, buf.handle, end, 1, 0));

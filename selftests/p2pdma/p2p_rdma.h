@@ -66,6 +66,14 @@ static inline int rdma_dereg(int fd, __u32 handle)
 	return rdma_ioctl(fd, P2PTEST_RDMA_DEREG, &arg);
 }
 
+/* @flags: what is added */
+static inline int rdma_rereg(int fd, __u32 handle, __u32 flags)
+{
+	struct p2ptest_rdma_rereg arg = { .handle = handle, .flags = flags };
+
+	return rdma_ioctl(fd, P2PTEST_RDMA_REREG, &arg);
+}
+
 /* @out, if not NULL, receives what the driver reports, also after an error. */
 static inline int rdma_xfer(int fd, __u32 handle, const void *addr, void *buf,
 			    size_t len, bool write,

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::git::ask;
 use crate::kernel::build::{Builder, Make};
-use crate::kernel::{Built, Kernel, Source, config};
+use crate::kernel::{Built, config};
 use crate::logscan;
 use crate::paths::{Paths, digest};
 use crate::plan::Only;
@@ -136,15 +136,7 @@ impl Bisect<'_> {
 
     /// All options of a configuration.
     fn wanted(&self, configuration: &Configuration) -> Result<config::Options> {
-        let kernel = Kernel {
-            tree: Source::Series,
-            fragments: configuration.fragments.clone(),
-            selftests: Vec::new(),
-            targets: Vec::new(),
-            llvm: false,
-            like: None,
-        };
-        config::wanted(&self.paths.root, &kernel)
+        config::wanted(&self.paths.root, &configuration.fragments)
     }
 
     /// The base, and each commit after it.

@@ -6,7 +6,6 @@
 //! has no such counters in the kernel: there, `make mutants` stands in.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,18 +14,14 @@ use anyhow::{Context, Result, bail};
 use ktap::Status;
 use serde::Deserialize;
 
-use crate::check::Added;
-use crate::git::ask;
+use crate::added::Added;
 use crate::kernel::Kernel;
-use crate::kernel::build::{Builder, Compiler};
+use crate::kernel::build::Builder;
 use crate::outcome::Verdict;
-use crate::paths::Paths;
 use crate::plan::{Job, Spec};
 use crate::proc::capture;
-use crate::setup::Tools;
 use crate::topology::Topologies;
 use crate::tree::Tree;
-use crate::ui::Ui;
 use crate::vm::Booter;
 
 mod lines;
@@ -34,7 +29,7 @@ mod lines;
 use lines::{Lines, Summary};
 
 /// As those of the mutants, for ccache.
-const KERNEL: &str = "coverage/kernel";
+pub const KERNEL: &str = "coverage/kernel";
 const WORKTREE: &str = "coverage/linux";
 
 /// qemu/coverage.toml
@@ -71,18 +66,8 @@ impl Settings {
 
 /// Counts.
 pub struct Coverage<'a> {
-    /// Where things are.
-    pub paths: &'a Paths,
-    /// Progress.
-    pub ui: &'a Ui,
-    /// Programs.
-    pub tools: &'a Tools,
-    /// The compiler, which must be clang.
-    pub compiler: &'a Compiler,
-    /// Jobs at a time.
-    pub jobs: usize,
-    /// The tree with the series; it is only read.
-    pub tree: &'a Tree,
+    /// Builds; its tree is only read, and its compiler must be clang.
+    pub builder: &'a Builder<'a>,
     /// Boots.
     pub booter: &'a Booter<'a>,
 }
@@ -90,28 +75,21 @@ pub struct Coverage<'a> {
 impl Coverage<'_> {
     /// Builds, runs the tests, and tells what they reach.
     pub fn run(&self, topologies: &Topologies) -> Result<Verdict> {
-        let settings = Settings::read(&self.paths.root)?;
-        let added = Added::of(self.tree)?;
+        let paths = self.builder.paths;
+        let settings = Settings::read(&paths.root)?;
+        let added = Added::of(self.builder.tree)?;
         let touched = added.files(&[".c", ".h"]);
         let tree = self.counting_tree(&touched)?;
-        let builder = Builder {
-            paths: self.paths,
-            ui: self.ui,
-            tools: self.tools,
-            tree: &tree,
-            compiler: self.compiler,
-            jobs: self.jobs,
-        };
-        builder.one(KERNEL, &settings.kernel)?;
+        self.builder.of(&tree).one(KERNEL, &settings.kernel)?;
 
-        let objects = self.paths.output.join(KERNEL);
+        let objects = paths.output.join(KERNEL);
         let mut lines = Lines::default();
         for spec in &settings.jobs {
             for name in &spec.topologies {
                 let topology = topologies.get(name)?;
                 let name = format!("coverage/{}/{name}", spec.name);
                 let job = Job::alone(name.clone(), KERNEL, topology, spec.clone());
-                let outcomes = job.run(self.booter, self.paths)?;
+                let outcomes = job.run(self.booter, paths)?;
                 let failed = outcomes
                     .iter()
                     .find(|outcome| outcome.status == Status::Failed);
@@ -125,7 +103,7 @@ impl Coverage<'_> {
         }
 
         let summary = Summary::new(&lines, &added, &touched, &tree.dir, &settings.unreached)?;
-        let dir = self.paths.results();
+        let dir = paths.results();
         fs::create_dir_all(&dir)?;
         fs::write(
             dir.join("coverage.json"),
@@ -134,7 +112,7 @@ impl Coverage<'_> {
         let text = summary.tables();
         fs::write(dir.join("coverage.md"), &text)?;
         println!("\n{text}");
-        println!("results: {}", self.paths.short(&dir.join("coverage.md")));
+        println!("results: {}", paths.short(&dir.join("coverage.md")));
         Ok(if summary.is_explained() {
             Verdict::Passed
         } else {
@@ -144,15 +122,13 @@ impl Coverage<'_> {
 
     /// The series with gcov's counters in the touched files.
     fn counting_tree(&self, touched: &[&str]) -> Result<Tree> {
-        let dir = self.paths.work.join(WORKTREE);
-        if dir.exists() {
-            ask(&dir, &["checkout", "--quiet", "--", "."])?;
-        }
-        let what = "tree: the one for coverage";
-        let dir = (self.tree).worktree(self.paths, self.ui, WORKTREE, &self.tree.tip, what)?;
+        let Builder {
+            paths, ui, tree, ..
+        } = *self.builder;
+        let tree = tree.aside(paths, ui, WORKTREE, "tree: the one for coverage")?;
         let mut makefiles = BTreeMap::<PathBuf, BTreeSet<String>>::new();
         for file in touched {
-            if let Some((makefile, line)) = counting(&dir, file) {
+            if let Some((makefile, line)) = counting(&tree.dir, file) {
                 makefiles.entry(makefile).or_default().insert(line);
             }
         }
@@ -161,18 +137,13 @@ impl Coverage<'_> {
             text.extend(lines);
             fs::write(&makefile, text)?;
         }
-        Ok(Tree {
-            dir,
-            base: self.tree.base.clone(),
-            tip: self.tree.tip.clone(),
-            source: self.tree.source.clone(),
-        })
+        Ok(tree)
     }
 
     /// Adds what one machine has counted. A file of counters is named by the path
     /// of its object when it was compiled, with `#` for `/`.
     fn count(&self, objects: &Path, counters: &Path, tree: &Path, lines: &mut Lines) -> Result<()> {
-        let scratch = tempfile::tempdir_in(self.paths.build().join("tmp"))?;
+        let scratch = tempfile::tempdir_in(self.builder.paths.build().join("tmp"))?;
         let mut found = false;
         for entry in fs::read_dir(counters).with_context(|| counters.display().to_string())? {
             let data = entry?.path();
@@ -219,18 +190,6 @@ fn counting(tree: &Path, file: &str) -> Option<(PathBuf, String)> {
     let object = Path::new(stem).strip_prefix(folder).ok()?;
     let line = format!("GCOV_PROFILE_{}.o := y\n", object.display());
     Some((tree.join(folder).join("Makefile"), line))
-}
-
-/// A listing for people: the lines that are not reached, by reason.
-fn listing(by_reason: &BTreeMap<String, Vec<String>>) -> String {
-    let mut text = String::new();
-    for (reason, lines) in by_reason {
-        let _ = writeln!(text, "\n{reason}:\n");
-        for line in lines {
-            let _ = writeln!(text, "    {line}");
-        }
-    }
-    text
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::outcome::Usage;
 use crate::paths::Paths;
+use crate::plan::Only;
 
 pub mod build;
 pub mod config;
@@ -34,6 +35,9 @@ pub struct Kernel {
     /// Another kernel of the same tree: the first build begins with a copy of
     /// its objects, and makes those that differ.
     pub like: Option<String>,
+    /// Only built if it is asked for by name.
+    #[serde(default)]
+    pub on_demand: bool,
 }
 
 impl Kernel {
@@ -98,6 +102,16 @@ impl Kernels {
         with_targets.map(|(name, _)| name.as_str()).collect()
     }
 
+    /// The names of those that `only` picks; all that are not on demand if it
+    /// picks everything.
+    pub fn picked(&self, only: &Only) -> Vec<&str> {
+        let picked = self
+            .0
+            .iter()
+            .filter(|(name, kernel)| only.picks(name) && !(only.all() && kernel.on_demand));
+        picked.map(|(name, _)| name.as_str()).collect()
+    }
+
     /// All names.
     pub fn names(&self) -> Vec<&str> {
         self.0.keys().map(String::as_str).collect()
@@ -159,6 +173,8 @@ mod tests {
         assert_eq!(kernels.built_only(), ["drivers"]);
         let order = kernels.in_order(&["drivers", "base", "no-p2p", "plain", "rdma"]);
         assert_eq!(order, ["base", "plain", "no-p2p", "rdma", "drivers"]);
+        assert!(!kernels.picked(&Only::new(None)).contains(&"modules"));
+        assert_eq!(kernels.picked(&Only::new(Some("modules"))), ["modules"]);
         let error = kernels.get("debgu").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
         assert!(error.to_string().contains("debug"), "{error}");

@@ -9,6 +9,7 @@
 
 use std::process::ExitCode;
 
+mod added;
 mod bench;
 mod bisect;
 mod check;

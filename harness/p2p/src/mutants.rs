@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -16,16 +16,16 @@ use serde::Deserialize;
 
 use crate::git::{ask, git};
 use crate::kernel::Kernel;
-use crate::kernel::build::{Builder, Compiler};
+use crate::kernel::build::Builder;
+use crate::kernel::config;
 use crate::outcome::Verdict;
-use crate::paths::{Paths, digest};
+use crate::paths::digest;
 use crate::plan::{Job, Only, Spec};
 use crate::proc::{self, output, tail};
 use crate::report::Outcome;
-use crate::setup::Tools;
 use crate::topology::{Topologies, Topology};
 use crate::tree::Tree;
-use crate::ui::{Ui, seconds};
+use crate::ui::seconds;
 use crate::vm::Booter;
 
 mod file;
@@ -36,7 +36,7 @@ use record::{End, Known, Record};
 
 /// The kernel's name, and the work tree's. They lie to each other as those of the
 /// other kernels do, so that ccache finds what these have in common with it.
-const KERNEL: &str = "mutants/kernel";
+pub const KERNEL: &str = "mutants/kernel";
 const WORKTREE: &str = "mutants/linux";
 
 /// The name under which the series without a defect is known.
@@ -79,18 +79,8 @@ impl Settings {
 
 /// Plants the defects.
 pub struct Mutants<'a> {
-    /// Where things are.
-    pub paths: &'a Paths,
-    /// Progress.
-    pub ui: &'a Ui,
-    /// Programs.
-    pub tools: &'a Tools,
-    /// The compiler.
-    pub compiler: &'a Compiler,
-    /// Jobs at a time.
-    pub jobs: usize,
-    /// The tree with the series; it is only read.
-    pub tree: &'a Tree,
+    /// Builds; its tree is only read.
+    pub builder: &'a Builder<'a>,
     /// Boots.
     pub booter: &'a Booter<'a>,
 }
@@ -99,16 +89,23 @@ impl Mutants<'_> {
     /// Tests the mutants that `only` picks; those that are known already are
     /// tested again only if they are named.
     pub fn run(&self, only: &Only, topologies: &Topologies) -> Result<Verdict> {
-        let root = &self.paths.root;
+        let Builder {
+            paths, ui, tree, ..
+        } = *self.builder;
+        let root = &paths.root;
         let settings = settings(root)?;
         let topology = topologies.get(&settings.topology)?;
         let mutants = file::read_all(&root.join("qemu/mutants"))?;
         let names: Vec<_> = mutants.iter().map(|mutant| mutant.name.clone()).collect();
         only.check(&names)?;
-        let mut record = Record::read(&self.paths.results())?;
+        let mut record = Record::read(&paths.results())?;
         record.keep(&names);
 
-        let base = digest(format!("{}\n{settings:?}", self.tree.tip).as_bytes());
+        // What is built and run; not what is only read, nor messages of commits.
+        let range = ["diff", &tree.base, &tree.tip, "--", ".", ":!Documentation"];
+        let series = ask(&tree.dir, &range)?;
+        let options = config::wanted(root, &settings.kernel.fragments)?;
+        let base = digest(format!("{}{series}{options:?}{settings:?}", tree.base).as_bytes());
         let key = |mutant: &Mutant| digest(format!("{base}\n{}", mutant.text).as_bytes());
         let wanted: Vec<_> = mutants
             .iter()
@@ -132,12 +129,12 @@ impl Mutants<'_> {
                     key: key_of_none,
                     ..known
                 });
-                record.write(&self.paths.results(), &mutants)?;
+                record.write(&paths.results(), &mutants)?;
             }
             for (number, mutant) in wanted.iter().enumerate() {
                 let mut known = plant.test(mutant)?;
                 known.key = key(mutant);
-                self.ui.say(format!(
+                ui.say(format!(
                     "{}/{} {}: {} ({} s to build, {} s to test)",
                     number + 1,
                     wanted.len(),
@@ -147,10 +144,10 @@ impl Mutants<'_> {
                     known.test_seconds
                 ));
                 record.add(known);
-                record.write(&self.paths.results(), &mutants)?;
+                record.write(&paths.results(), &mutants)?;
             }
         }
-        record.write(&self.paths.results(), &mutants)?;
+        record.write(&paths.results(), &mutants)?;
         println!("\n{}", record.table(&mutants));
         println!("{}", record.closing_line(&mutants));
         let picked = mutants.iter().filter(|mutant| only.picks(&mutant.name));
@@ -182,38 +179,20 @@ impl<'a> Plant<'a> {
         settings: &'a Settings,
         topology: &'a Topology,
     ) -> Result<Self> {
-        let Mutants {
+        let Builder {
             paths, ui, tree, ..
-        } = mutants;
-        // What an interrupted run has left.
-        let left: PathBuf = paths.work.join(WORKTREE);
-        if left.exists() {
-            ask(&left, &["checkout", "--quiet", "--", "."])?;
-        }
-        let step = "tree: the one for defects";
-        let dir = tree.worktree(paths, ui, WORKTREE, &tree.tip, step)?;
+        } = *mutants.builder;
+        let what = "tree: the one for defects";
         Ok(Self {
             mutants,
             settings,
             topology,
-            tree: Tree {
-                dir,
-                base: tree.base.clone(),
-                tip: tree.tip.clone(),
-                source: tree.source.clone(),
-            },
+            tree: tree.aside(paths, ui, WORKTREE, what)?,
         })
     }
 
     fn builder(&self) -> Builder<'_> {
-        Builder {
-            paths: self.mutants.paths,
-            ui: self.mutants.ui,
-            tools: self.mutants.tools,
-            tree: &self.tree,
-            compiler: self.mutants.compiler,
-            jobs: self.mutants.jobs,
-        }
+        self.mutants.builder.of(&self.tree)
     }
 
     /// Builds the series as it is, and runs everything that will be run.
@@ -293,11 +272,11 @@ impl<'a> Plant<'a> {
         let mut outcomes = Vec::new();
         for spec in specs {
             let job = Job::alone(format!("mutant/{name}"), KERNEL, self.topology, spec);
-            outcomes.extend(job.run(self.mutants.booter, self.mutants.paths)?);
+            outcomes.extend(job.run(self.mutants.booter, self.mutants.builder.paths)?);
         }
         let mut known = Known::new(name, end(&outcomes, expect));
         known.test_seconds = start.elapsed().as_secs();
-        self.mutants.ui.say(format!(
+        self.mutants.builder.ui.say(format!(
             "{name}: {} outcomes in {}",
             outcomes.len(),
             seconds(start.elapsed())

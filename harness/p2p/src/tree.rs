@@ -169,6 +169,21 @@ impl Tree {
         }
         Ok(dir)
     }
+
+    /// The series in a work tree of its own, to be changed there. What an
+    /// interrupted run has left is dropped.
+    pub fn aside(&self, paths: &Paths, ui: &Ui, name: &str, what: &str) -> Result<Self> {
+        let left = paths.work.join(name);
+        if left.exists() {
+            ask(&left, &["checkout", "--quiet", "--", "."])?;
+        }
+        Ok(Self {
+            dir: self.worktree(paths, ui, name, &self.tip, what)?,
+            base: self.base.clone(),
+            tip: self.tip.clone(),
+            source: self.source.clone(),
+        })
+    }
 }
 
 fn refuse_changes(tree: &Tree, paths: &Paths) -> Result<()> {

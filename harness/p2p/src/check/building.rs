@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 
 use super::{Checker, outcome};
 use crate::kernel::build::{Builder, Make};
-use crate::kernel::{Kernel, Source, config};
+use crate::kernel::config;
 use crate::proc::{interrupted, output};
 use crate::report::Outcome;
 use crate::ui::Step;
@@ -97,15 +97,7 @@ pub fn objects(
 }
 
 fn configure(checker: &Checker<'_>, make: &Make<'_>, step: &Step<'_>) -> Result<()> {
-    let kernel = Kernel {
-        tree: Source::Series,
-        fragments: checker.settings.fragments.clone(),
-        selftests: Vec::new(),
-        targets: Vec::new(),
-        llvm: false,
-        like: None,
-    };
-    let wanted = config::wanted(&checker.paths.root, &kernel)?;
+    let wanted = config::wanted(&checker.paths.root, &checker.settings.fragments)?;
     fs::create_dir_all(make.output)?;
     let refused = make.configure(&config::text(&wanted), &wanted, step)?;
     if !refused.is_empty() {

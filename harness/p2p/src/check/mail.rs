@@ -47,7 +47,7 @@ pub fn am(checker: &Checker<'_>) -> Result<Outcome> {
 
 fn apply(checker: &Checker<'_>, dir: &Path) -> Result<Option<String>> {
     let mut sparse = git(dir, &["sparse-checkout", "set", "--no-cone"]);
-    sparse.args(checker.added.0.keys().map(|file| format!("/{file}")));
+    sparse.args(checker.added.all().map(|file| format!("/{file}")));
     crate::proc::capture(&mut sparse)?;
     ask(dir, &["checkout", "-q"])?;
     let mut am = git(dir, &["am", "-q"]);

@@ -13,13 +13,13 @@ use super::{Command, Options, own};
 use crate::bench::{self, Bench};
 use crate::bisect::{self, Bisect};
 use crate::check::{self, Checker};
-use crate::coverage::Coverage;
+use crate::coverage::{self, Coverage};
 use crate::demo;
 use crate::export;
 use crate::hw;
 use crate::kernel::build::{Broken, Builder, Compiler};
 use crate::kernel::{Built, Kernels, Source};
-use crate::mutants::Mutants;
+use crate::mutants::{self, Mutants};
 use crate::outcome::{Verdict, status, status_of};
 use crate::paths::Paths;
 use crate::plan::{Job, Only, Plan, kernels_for, run_all};
@@ -75,8 +75,7 @@ impl Run<'_> {
                 let only = Only::new(only.as_deref());
                 let all = Kernels::read(&paths.root)?;
                 only.check(&all.names())?;
-                let names = all.names().into_iter().filter(|name| only.picks(name));
-                self.build(&all, &names.collect::<Vec<_>>())?;
+                self.build(&all, &all.picked(&only))?;
             }
             Command::Demo { only } => return self.demo(&Only::new(only.as_deref())),
             Command::Test { only } => return self.test(&Only::new(only.as_deref())),
@@ -435,12 +434,7 @@ impl Run<'_> {
         let topologies = Topologies::read(&self.paths.root)?;
         let (tools, tree) = self.tools_and_tree()?;
         Mutants {
-            paths: self.paths,
-            ui: self.ui,
-            tools: &tools,
-            compiler: &self.compiler(),
-            jobs: self.jobs(),
-            tree: &tree,
+            builder: &self.builder(&tools, &tree, &self.compiler()),
             booter: &self.booter(&tools, &topologies),
         }
         .run(only, &topologies)
@@ -450,12 +444,7 @@ impl Run<'_> {
         let topologies = Topologies::read(&self.paths.root)?;
         let (tools, tree) = self.tools_and_tree()?;
         Coverage {
-            paths: self.paths,
-            ui: self.ui,
-            tools: &tools,
-            compiler: &self.compiler(),
-            jobs: self.jobs(),
-            tree: &tree,
+            builder: &self.builder(&tools, &tree, &self.compiler()),
             booter: &self.booter(&tools, &topologies),
         }
         .run(&topologies)
@@ -483,7 +472,8 @@ impl Run<'_> {
             }
         }
         dirs.extend(bisect::outputs(self.paths)?);
-        dirs.extend(["check", "check-docs"].map(|name| self.paths.output.join(name)));
+        let others = ["check", "check-docs", mutants::KERNEL, coverage::KERNEL];
+        dirs.extend(others.map(|name| self.paths.output.join(name)));
         for dir in dirs {
             if dir.is_dir() && !dir.is_symlink() {
                 fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;

@@ -8,8 +8,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::{Unreached, listing};
-use crate::check::Added;
+use super::Unreached;
+use crate::added::Added;
 
 /// How often each line that has code was run, by file and number.
 #[derive(Debug, Default)]
@@ -209,4 +209,16 @@ fn reason(reasons: &[Unreached], file: &str, line: Option<&str>) -> Option<Strin
         }
     });
     found.map(|reason| reason.reason.clone())
+}
+
+/// A listing for people: the lines that are not reached, by reason.
+fn listing(by_reason: &BTreeMap<String, Vec<String>>) -> String {
+    let mut text = String::new();
+    for (reason, lines) in by_reason {
+        let _ = writeln!(text, "\n{reason}:\n");
+        for line in lines {
+            let _ = writeln!(text, "    {line}");
+        }
+    }
+    text
 }

@@ -50,6 +50,7 @@ const KERNEL_BYTES: u64 = 3 << 30;
 const MARK: &str = "p2p-built";
 
 /// Builds kernels from a tree.
+#[derive(Clone, Copy)]
 pub struct Builder<'a> {
     /// Where things are.
     pub paths: &'a Paths,
@@ -66,6 +67,11 @@ pub struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    /// The same, from another tree.
+    pub fn of<'b>(&'b self, tree: &'b Tree) -> Builder<'b> {
+        Builder { tree, ..*self }
+    }
+
     /// Builds the kernels of these names.
     pub fn all(&self, kernels: &Kernels, names: &[&str]) -> Result<()> {
         for name in kernels.in_order(names) {
@@ -91,7 +97,7 @@ impl Builder<'_> {
             output: &built.dir,
             arch: None,
         };
-        let wanted = config::wanted(&self.paths.root, kernel)?;
+        let wanted = config::wanted(&self.paths.root, &kernel.fragments)?;
         let text = config::text(&wanted);
         let inputs = make.inputs(&text, kernel)?;
         let mark = built.dir.join(MARK);

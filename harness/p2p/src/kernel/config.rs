@@ -7,8 +7,6 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use super::Kernel;
-
 /// Options and their values; `n` for "is not set".
 pub type Options = BTreeMap<String, String>;
 
@@ -20,9 +18,9 @@ pub fn fragment(root: &Path, name: &str) -> Result<Options> {
 }
 
 /// All options that a kernel asks for; a later fragment wins.
-pub fn wanted(root: &Path, kernel: &Kernel) -> Result<Options> {
+pub fn wanted(root: &Path, fragments: &[String]) -> Result<Options> {
     let mut options = Options::new();
-    for name in &kernel.fragments {
+    for name in fragments {
         options.extend(fragment(root, name)?);
     }
     Ok(options)

@@ -33,6 +33,7 @@ fn the_plan_of_this_repository() {
         }
         let source = kernels.get(job.needs().last().unwrap()).unwrap();
         for program in &job.spec.programs {
+            let (program, _) = words(program);
             let built = source
                 .selftests
                 .iter()

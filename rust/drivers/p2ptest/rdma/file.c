@@ -134,6 +134,25 @@ static long rdma_dereg(struct file *file, void __user *uarg)
 	return 0;
 }
 
+static long rdma_rereg(struct file *file, void __user *uarg)
+{
+	struct p2ptest_rdma_rereg arg;
+	struct rdma_mr *mr;
+	int ret;
+
+	if (copy_from_user(&arg, uarg, sizeof(arg)))
+		return -EFAULT;
+	if (arg.flags & ~P2PTEST_RDMA_MR_ATOMIC)
+		return -EINVAL;
+	mr = rdma_mr_get(file, arg.handle);
+	if (IS_ERR(mr))
+		return PTR_ERR(mr);
+
+	ret = rdma_mr_rereg(mr, arg.flags);
+	rdma_mr_put(mr);
+	return ret;
+}
+
 static int rdma_xfer_run(struct rdma_mr *mr, struct p2ptest_rdma_xfer *arg,
 			 void *data)
 {
@@ -345,6 +364,9 @@ static long rdma_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		break;
 	case P2PTEST_RDMA_QUERY:
 		call = rdma_query;
+		break;
+	case P2PTEST_RDMA_REREG:
+		call = rdma_rereg;
 		break;
 	default:
 		return -ENOTTY;

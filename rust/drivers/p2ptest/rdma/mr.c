@@ -351,20 +351,47 @@ static int mr_init_implicit(struct rdma_mr *mr, int access)
 	return PTR_ERR_OR_ZERO(mr->root);
 }
 
-static int mr_init(struct rdma_mr *mr)
+/* What the RDMA core calls it, if it permits that. */
+static int mr_access(struct rdma_mr *mr, u32 flags)
 {
 	int access = IB_ACCESS_REMOTE_READ;
 	int ret;
 
-	if (mr->flags & P2PTEST_RDMA_MR_WRITE)
+	if (flags & P2PTEST_RDMA_MR_WRITE)
 		access |= IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE;
-	if (mr->flags & P2PTEST_RDMA_MR_ATOMIC)
+	if (flags & P2PTEST_RDMA_MR_ATOMIC)
 		access |= IB_ACCESS_REMOTE_ATOMIC;
-	if (mr->flags & P2PTEST_RDMA_MR_ODP)
+	if (flags & P2PTEST_RDMA_MR_ODP)
 		access |= IB_ACCESS_ON_DEMAND;
 	ret = ib_check_mr_access(&mr->dev->ibdev, access);
-	if (ret)
-		return ret;
+	return ret ?: access;
+}
+
+/*
+ * The device does not tell atomic access from other access: the RDMA core is
+ * all that there is to ask.
+ */
+int rdma_mr_rereg(struct rdma_mr *mr, u32 flags)
+{
+	int access = mr_access(mr, mr->flags | flags);
+	struct ib_umem *umem = mr->umem;
+
+	if (access < 0)
+		return access;
+	if (mr->root)
+		return -EOPNOTSUPP;
+	if (mr->part.odp)
+		umem = &mr->part.odp->umem;
+	return ib_umem_check_rereg(umem, IB_MR_REREG_ACCESS, access);
+}
+
+static int mr_init(struct rdma_mr *mr)
+{
+	int access = mr_access(mr, mr->flags);
+	int ret;
+
+	if (access < 0)
+		return access;
 
 	if (mr->flags & P2PTEST_RDMA_MR_IMPLICIT)
 		return mr_init_implicit(mr, access);

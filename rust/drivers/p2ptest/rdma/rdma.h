@@ -138,6 +138,7 @@ struct rdma_mr *rdma_mr_create(struct p2ptest_rdma *dev, struct file *file,
 			       unsigned long addr, unsigned long len,
 			       u32 flags);
 void rdma_mr_put(struct rdma_mr *mr);
+int rdma_mr_rereg(struct rdma_mr *mr, u32 flags);
 struct rdma_part *rdma_mr_part(struct rdma_mr *mr, unsigned long addr,
 			       bool create);
 int rdma_mr_fault(struct rdma_mr *mr, unsigned long addr, unsigned long len,

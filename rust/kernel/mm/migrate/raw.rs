@@ -186,7 +186,6 @@ impl Raw<'_> {
             // SAFETY: The page is locked, so it stays what it is.
             if !unsafe { bindings::folio_test_anon(bindings::page_folio(page.as_ptr())) } {
                 *src &= !PFN_MIGRATE;
-                args.cpages -= 1;
             }
         }
 

@@ -1,0 +1,54 @@
+use super::*;
+
+const DIFF: &str = "\
+diff --git a/mm/hmm.c b/mm/hmm.c
+--- a/mm/hmm.c
++++ b/mm/hmm.c
+@@ -10,0 +11,2 @@ f
++a
++b
+@@ -30 +32 @@ g
+-c
++d
+@@ -40,2 +41,0 @@ h
+diff --git a/old.c b/old.c
+--- a/old.c
++++ /dev/null
+@@ -1,2 +0,0 @@
+diff --git a/rust/kernel/mm/hmm.rs b/rust/kernel/mm/hmm.rs
+--- /dev/null
++++ b/rust/kernel/mm/hmm.rs
+@@ -0,0 +1,3 @@
+";
+
+#[test]
+fn lines_that_are_added() {
+    let added = Added::parse(DIFF);
+    assert_eq!(added.0.len(), 2);
+    let lines: Vec<_> = added.0["mm/hmm.c"].iter().copied().collect();
+    assert_eq!(lines, [11, 12, 32]);
+    assert!(added.has("/x/linux/mm/hmm.c", 11));
+    assert!(!added.has("other_mm/hmm.c", 11));
+    assert!(!added.has("mm/hmm.c", 41));
+}
+
+#[test]
+fn messages_about_what_is_new() {
+    let added = Added::parse(DIFF);
+    let said = "\
+mm/hmm.c:11:5: warning: context imbalance
+mm/hmm.c:13:5: warning: old
+Warning: mm/hmm.c:32 No description found for return value of 'f'
+/x/linux/mm/hmm.c:12: WARNING: Unexpected indentation.
+warning: unresolved link to `Nothing`
+ --> rust/kernel/mm/hmm.rs:2:5
+warning: old
+ --> rust/kernel/mm.rs:2:5
+  CC      mm/hmm.o
+note: at mm/hmm.c:11:2
+";
+    let about = added.about(said);
+    assert_eq!(about.len(), 4, "{about:?}");
+    assert!(about[0].contains("imbalance"));
+    assert!(about[3].starts_with("warning: unresolved link"));
+}
