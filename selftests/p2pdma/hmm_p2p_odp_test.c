@@ -102,14 +102,14 @@ TEST_F_TIMEOUT(odp, pinned, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
-/* There is no atomic access to a peer: such a region gets host memory */
-TEST_F_TIMEOUT(odp, atomic, TIMEOUT_S)
+static void expect_host_only(struct __test_metadata *_metadata,
+			     RDMA_SELF *self, __u32 flag)
 {
 	struct p2ptest_gpu_info before;
 	struct p2p_buf buf;
 
 	rdma_buf_init(_metadata, self, &buf, PAGES, BEFORE,
-		      MR_ODP_WRITE | P2PTEST_RDMA_MR_ATOMIC);
+		      MR_ODP_WRITE | flag);
 	rdma_buf_to_vram(_metadata, self, &buf);
 	before = p2p_info(_metadata, &self->gpu);
 	rdma_buf_write(_metadata, self, &buf, AFTER);
@@ -117,6 +117,18 @@ TEST_F_TIMEOUT(odp, atomic, TIMEOUT_S)
 	EXPECT_EQ(buf.pages, rdma_moves(_metadata, self, &before));
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	rdma_buf_free(_metadata, self, &buf);
+}
+
+/* There is no atomic access to a peer: such a region gets host memory */
+TEST_F_TIMEOUT(odp, atomic, TIMEOUT_S)
+{
+	expect_host_only(_metadata, self, P2PTEST_RDMA_MR_ATOMIC);
+}
+
+/* A memory window may allow more than the region that it is on */
+TEST_F_TIMEOUT(odp, windows, TIMEOUT_S)
+{
+	expect_host_only(_metadata, self, P2PTEST_RDMA_MR_WINDOWS);
 }
 
 /* It may be added later, unless pages of a peer are mapped at that time */

@@ -93,7 +93,8 @@ static long rdma_reg(struct file *file, void __user *uarg)
 	if (copy_from_user(&arg, uarg, sizeof(arg)))
 		return -EFAULT;
 	if (arg.flags & ~(P2PTEST_RDMA_MR_WRITE | P2PTEST_RDMA_MR_ODP |
-			  P2PTEST_RDMA_MR_ATOMIC | P2PTEST_RDMA_MR_IMPLICIT))
+			  P2PTEST_RDMA_MR_ATOMIC | P2PTEST_RDMA_MR_IMPLICIT |
+			  P2PTEST_RDMA_MR_WINDOWS))
 		return -EINVAL;
 
 	mr = rdma_mr_create(dev, file, arg.addr, arg.len, arg.flags);
@@ -142,7 +143,7 @@ static long rdma_rereg(struct file *file, void __user *uarg)
 
 	if (copy_from_user(&arg, uarg, sizeof(arg)))
 		return -EFAULT;
-	if (arg.flags & ~P2PTEST_RDMA_MR_ATOMIC)
+	if (arg.flags & ~(P2PTEST_RDMA_MR_ATOMIC | P2PTEST_RDMA_MR_WINDOWS))
 		return -EINVAL;
 	mr = rdma_mr_get(file, arg.handle);
 	if (IS_ERR(mr))

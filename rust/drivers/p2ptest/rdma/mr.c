@@ -361,6 +361,8 @@ static int mr_access(struct rdma_mr *mr, u32 flags)
 		access |= IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE;
 	if (flags & P2PTEST_RDMA_MR_ATOMIC)
 		access |= IB_ACCESS_REMOTE_ATOMIC;
+	if (flags & P2PTEST_RDMA_MR_WINDOWS)
+		access |= IB_ACCESS_MW_BIND;
 	if (flags & P2PTEST_RDMA_MR_ODP)
 		access |= IB_ACCESS_ON_DEMAND;
 	ret = ib_check_mr_access(&mr->dev->ibdev, access);
