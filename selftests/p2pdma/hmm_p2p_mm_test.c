@@ -342,18 +342,27 @@ TEST_F_TIMEOUT(p2p, hole_ram, TIMEOUT_S)
 	p2p_buf_free(_metadata, self, &buf);
 }
 
+/* Maps as many pages of a new file, which lives as long as the mapping */
+static void map_file(struct __test_metadata *_metadata, struct p2p_buf *buf,
+		     int fd, size_t pages)
+{
+	*buf = (struct p2p_buf){ .pages = pages, .len = pages * P2P_PAGE };
+	ASSERT_EQ(0, ftruncate(fd, buf->len));
+	buf->p = mmap(NULL, buf->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ASSERT_NE(MAP_FAILED, (void *)buf->p);
+	close(fd);
+	p2p_fill(buf->p, BEFORE, 0, buf->len);
+}
+
 /* Memory of a file cannot go to the GPU, but the NIC reaches it */
 TEST_F_TIMEOUT(p2p, shared_file, TIMEOUT_S)
 {
-	struct p2p_buf buf = { .pages = 4, .len = 4 * P2P_PAGE };
 	int fd = memfd_create("p2pdma", MFD_CLOEXEC);
+	struct p2p_buf buf;
 
 	if (fd < 0)
 		SKIP(return, "no memfd");
-	ASSERT_EQ(0, ftruncate(fd, buf.len));
-	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	ASSERT_NE(MAP_FAILED, (void *)buf.p);
-	p2p_fill(buf.p, BEFORE, 0, buf.len);
+	map_file(_metadata, &buf, fd, 4);
 	EXPECT_EQ(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
 	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p, buf.len,
 				 P2PTEST_NIC_MR_WRITE, &buf.handle));
@@ -361,28 +370,23 @@ TEST_F_TIMEOUT(p2p, shared_file, TIMEOUT_S)
 	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	p2p_buf_free(_metadata, self, &buf);
-	close(fd);
 }
 
 /* Memory that the CPU has no mapping of but the process's own */
 TEST_F_TIMEOUT(p2p, secret, TIMEOUT_S)
 {
-	struct p2p_buf buf = { .pages = 2, .len = 2 * P2P_PAGE };
-	unsigned char data[2 * 4096] = {};
 	int fd = syscall(__NR_memfd_secret, 0);
+	unsigned char data[2 * 4096] = {};
+	struct p2p_buf buf;
 
 	if (fd < 0)
 		SKIP(return, "no memfd_secret()");
-	ASSERT_EQ(0, ftruncate(fd, buf.len));
-	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	ASSERT_NE(MAP_FAILED, (void *)buf.p);
-	p2p_fill(buf.p, BEFORE, 0, buf.len);
+	map_file(_metadata, &buf, fd, 2);
 	EXPECT_EQ(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
 	EXPECT_EQ(-EFAULT, p2p_gpu_read(&self->gpu, buf.p, data, buf.len));
 	EXPECT_EQ(-EFAULT, p2p_gpu_write(&self->gpu, buf.p, data, buf.len));
 	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
 	ASSERT_EQ(0, munmap(buf.p, buf.len));
-	close(fd);
 }
 
 /*

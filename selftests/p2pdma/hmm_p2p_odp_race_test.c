@@ -181,6 +181,27 @@ static void queued_start(struct __test_metadata *_metadata, struct queued *q,
 }
 
 /*
+ * Faults all pages of a buffer while the lock is held and @run is queued before
+ * the page fault. Returns what @run returned.
+ */
+static long queued_before_fault(struct __test_metadata *_metadata,
+				RDMA_SELF *self, struct p2p_buf *buf,
+				void *(*run)(void *arg))
+{
+	struct queued hold = { .rdma = self, .buf = buf };
+	struct queued first = hold;
+
+	queued_start(_metadata, &hold, queued_hold);
+	queued_start(_metadata, &first, run);
+	EXPECT_EQ(0, rdma_fault(self->fd, buf->handle, buf->p, buf->len,
+				P2PTEST_RDMA_FAULT_WRITE));
+	ASSERT_EQ(0, pthread_join(first.thread, NULL));
+	ASSERT_EQ(0, pthread_join(hold.thread, NULL));
+	EXPECT_EQ(0, hold.ret);
+	return first.ret;
+}
+
+/*
  * A page moves when a page fault has found it and does not have the lock yet:
  * its invalidation gets the lock first. The page fault must see that what it
  * found is no more, or the device is left with a page that has another use.
@@ -188,18 +209,10 @@ static void queued_start(struct __test_metadata *_metadata, struct queued *q,
 TEST_F_TIMEOUT(odp, sequence, TIMEOUT_S)
 {
 	struct p2p_buf buf;
-	struct queued hold = { .rdma = self, .buf = &buf };
-	struct queued move = hold;
 
 	rdma_buf_init(_metadata, self, &buf, 8, BEFORE, MR_ODP_WRITE);
-	queued_start(_metadata, &hold, queued_hold);
-	queued_start(_metadata, &move, queued_to_vram);
-	EXPECT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p, buf.len,
-				P2PTEST_RDMA_FAULT_WRITE));
-	ASSERT_EQ(0, pthread_join(move.thread, NULL));
-	ASSERT_EQ(0, pthread_join(hold.thread, NULL));
-	EXPECT_EQ(0, hold.ret);
-	EXPECT_EQ((long)buf.pages, move.ret);
+	EXPECT_EQ((long)buf.pages,
+		  queued_before_fault(_metadata, self, &buf, queued_to_vram));
 
 	/* Faults again what was not mapped, but not what seems to be */
 	rdma_buf_write(_metadata, self, &buf, AFTER);
@@ -216,19 +229,11 @@ TEST_F_TIMEOUT(odp, sequence, TIMEOUT_S)
 TEST_F_TIMEOUT(odp, atomic_added, TIMEOUT_S)
 {
 	struct p2p_buf buf;
-	struct queued hold = { .rdma = self, .buf = &buf };
-	struct queued add = hold;
 
 	rdma_buf_init(_metadata, self, &buf, 8, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, self, &buf);
-	queued_start(_metadata, &hold, queued_hold);
-	queued_start(_metadata, &add, queued_add_atomic);
-	EXPECT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p, buf.len,
-				P2PTEST_RDMA_FAULT_WRITE));
-	ASSERT_EQ(0, pthread_join(add.thread, NULL));
-	ASSERT_EQ(0, pthread_join(hold.thread, NULL));
-	EXPECT_EQ(0, hold.ret);
-	EXPECT_EQ(0, add.ret);
+	EXPECT_EQ(0, queued_before_fault(_metadata, self, &buf,
+					 queued_add_atomic));
 	rdma_expect_pages(_metadata, self, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
 	rdma_buf_write(_metadata, self, &buf, AFTER);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);

@@ -1,5 +1,5 @@
-//! Which lines the series adds: what is looked at by [`crate::check`] and counted
-//! by [`crate::coverage`].
+//! Which lines the series adds: what [`crate::check`] looks at and
+//! [`crate::coverage`] counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,48 +63,6 @@ impl Added {
         });
         found.is_some_and(|(_, lines)| lines.contains(&line))
     }
-
-    /// The messages that are about a line of the series: `file:line: text`, or
-    /// text with ` --> file:line` below, as rustc writes them.
-    pub fn about(&self, said: &str) -> Vec<String> {
-        let lines: Vec<_> = said.lines().collect();
-        let mut found = Vec::new();
-        for (at, line) in lines.iter().enumerate() {
-            let rustc = line.trim_start().strip_prefix("--> ");
-            let text = rustc.unwrap_or(line);
-            let Some((file, number)) = place(text) else {
-                continue;
-            };
-            if !self.has(file, number) {
-                continue;
-            }
-            match rustc {
-                Some(_) if at > 0 => found.push(format!("{}\n{line}", lines[at - 1])),
-                Some(_) => found.push((*line).to_owned()),
-                None if complains(line) => found.push((*line).to_owned()),
-                None => {}
-            }
-        }
-        let mut seen = BTreeSet::new();
-        found.retain(|text| seen.insert(text.clone()));
-        found
-    }
-}
-
-fn complains(line: &str) -> bool {
-    let line = line.to_lowercase();
-    ["warning", "error", "severe"]
-        .iter()
-        .any(|word| line.contains(word))
-}
-
-/// `mm/hmm.c:12:3: text` and `Warning: mm/hmm.c:12 text`
-fn place(text: &str) -> Option<(&str, usize)> {
-    let word = text
-        .split_whitespace()
-        .find(|word| word.contains(':') && word.contains('.'))?;
-    let mut parts = word.split(':');
-    Some((parts.next()?, parts.next()?.parse().ok()?))
 }
 
 #[cfg(test)]

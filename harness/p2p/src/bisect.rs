@@ -1,6 +1,9 @@
 //! Whether the kernel builds without a new warning, and boots, after each patch,
 //! in each configuration of qemu/bisect.toml.
 //!
+//! A configuration of drivers that are too long to build as a whole has the
+//! objects that a kernel of qemu/kernels.toml is made of instead.
+//!
 //! A configuration has one output directory and walks the commits in order, so
 //! that each step builds what its patch touches. What has passed is not done
 //! again: a second run continues.
@@ -16,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::git::ask;
 use crate::kernel::build::{Builder, Make};
-use crate::kernel::{Built, config};
+use crate::kernel::{Built, Kernels, config};
 use crate::logscan;
 use crate::paths::{Paths, digest};
 use crate::plan::Only;
@@ -30,7 +33,11 @@ use crate::vm::{Boot, Booter, indent};
 struct Configuration {
     fragments: Vec<String>,
     arch: Option<String>,
+    #[serde(default)]
+    llvm: bool,
     boot: Option<String>,
+    /// A kernel of qemu/kernels.toml, whose targets are built.
+    targets: Option<String>,
 }
 
 type Configurations = BTreeMap<String, Configuration>;
@@ -86,10 +93,9 @@ fn read(root: &Path) -> Result<Configurations> {
     toml::from_str(&text).with_context(|| file.display().to_string())
 }
 
-/// What a result is good for.
-fn key(commit: &Commit, configuration: &Configuration, wanted: &config::Options) -> String {
-    let options = config::text(wanted);
-    digest(format!("{}\n{configuration:?}\n{options}", commit.tree).as_bytes())
+/// What a result is good for: a tree and what is built of it.
+fn key(commit: &Commit, built: &str) -> String {
+    digest(format!("{}\n{built}", commit.tree).as_bytes())
 }
 
 /// Names of all output directories, for `make clean`.
@@ -114,13 +120,12 @@ impl Bisect<'_> {
             .flat_map(|c| commits.iter().skip(1).map(move |commit| name(c, commit)))
             .collect();
         only.check(&names)?;
-        let mut rows = Rows::read(&self.paths.results());
+        let mut rows = Rows::read(self.paths);
         let mut keys = BTreeMap::new();
         for (c, configuration) in &configurations {
-            let wanted = self.wanted(configuration)?;
+            let built = self.built(configuration)?;
             for commit in &commits {
-                let at = (c.clone(), commit.number);
-                keys.insert(at, key(commit, configuration, &wanted));
+                keys.insert((c.clone(), commit.number), key(commit, &built));
             }
         }
         // What is of other patches or another configuration says nothing.
@@ -137,6 +142,27 @@ impl Bisect<'_> {
     /// All options of a configuration.
     fn wanted(&self, configuration: &Configuration) -> Result<config::Options> {
         config::wanted(&self.paths.root, &configuration.fragments)
+    }
+
+    /// The objects of a configuration that no kernel is built in.
+    fn objects(&self, configuration: &Configuration) -> Result<Vec<String>> {
+        let Some(kernel) = &configuration.targets else {
+            return Ok(Vec::new());
+        };
+        Ok(Kernels::read(&self.paths.root)?
+            .get(kernel)?
+            .targets
+            .clone())
+    }
+
+    /// All that a configuration's result depends on besides the tree.
+    fn built(&self, configuration: &Configuration) -> Result<String> {
+        let options = config::text(&self.wanted(configuration)?);
+        let objects = self.objects(configuration)?;
+        let compiler = self.builder.compiler;
+        Ok(format!(
+            "{configuration:?}\n{options}\n{objects:?}\n{compiler:?}"
+        ))
     }
 
     /// The base, and each commit after it.
@@ -171,7 +197,8 @@ impl Bisect<'_> {
         rows: &mut Rows,
     ) -> Result<()> {
         let wanted = self.wanted(configuration)?;
-        let key = |commit: &Commit| key(commit, configuration, &wanted);
+        let built = self.built(configuration)?;
+        let key = |commit: &Commit| key(commit, &built);
         let todo = picked
             .iter()
             .filter(|commit| !rows.passed(name, commit.number, &key(commit)));
@@ -180,11 +207,13 @@ impl Bisect<'_> {
             return Ok(());
         }
         let output = output(self.paths, name);
+        let objects = self.objects(configuration)?;
         let stepper = Stepper {
             bisect: self,
             name,
             configuration,
             wanted: &wanted,
+            objects: &objects,
             output: &output,
         };
         let known = stepper.base_warnings(base, &key(base))?;
@@ -220,6 +249,8 @@ struct Stepper<'a> {
     name: &'a str,
     configuration: &'a Configuration,
     wanted: &'a config::Options,
+    /// What is built instead of a kernel; nothing if one is.
+    objects: &'a [String],
     output: &'a Path,
 }
 
@@ -307,6 +338,7 @@ impl Stepper<'_> {
             source: &source,
             output: self.output,
             arch: self.configuration.arch.as_deref(),
+            llvm: self.configuration.llvm,
         };
         // What was built before an interruption warned then.
         let begun = self.begun();
@@ -324,17 +356,30 @@ impl Stepper<'_> {
             anyhow::bail!("Kconfig refuses {}", refused.join(", "));
         }
         let jobs = format!("-j{}", builder.jobs);
-        let image = match self.configuration.boot {
-            Some(_) => "bzImage",
-            None => "vmlinux",
-        };
-        let built = make.run(&[&jobs, image, "modules"], &step);
+        let targets = self.targets(&source);
+        let mut arguments = vec![jobs.as_str()];
+        arguments.extend(targets.iter().map(String::as_str));
+        let built = make.run(&arguments, &step);
         found.extend(warnings(&fs::read_to_string(make.log())?));
         // A log of its own for each step, to look at later.
         log.push(format!(".{}", commit.number));
         fs::copy(make.log(), log)?;
         built?;
         Ok(found)
+    }
+
+    /// What the kernel's make is asked for.
+    fn targets(&self, source: &Path) -> Vec<String> {
+        let image = match (self.objects, &self.configuration.boot) {
+            ([], Some(_)) => "bzImage",
+            ([], None) => "vmlinux",
+            (objects, _) => {
+                // Some come with a later patch.
+                let there = objects.iter().filter(|object| has_source(source, object));
+                return there.cloned().collect();
+            }
+        };
+        vec![image.to_owned(), "modules".to_owned()]
     }
 
     /// The options that the tree has at a commit.
@@ -377,6 +422,16 @@ impl Stepper<'_> {
     }
 }
 
+/// Whether a tree has what an object is made of, or a folder.
+fn has_source(tree: &Path, target: &str) -> bool {
+    match target.strip_suffix(".o") {
+        Some(object) => ["c", "rs"]
+            .iter()
+            .any(|end| tree.join(format!("{object}.{end}")).is_file()),
+        None => tree.join(target).is_dir(),
+    }
+}
+
 /// What compilers, linker and modpost warn of, without line numbers, which
 /// every patch changes.
 fn warnings(log: &str) -> BTreeSet<String> {
@@ -410,18 +465,31 @@ fn without_numbers(line: &str) -> String {
         .join(":")
 }
 
-/// All results, kept in build/results/bisect.json.
+/// What the table says of itself.
+const HEAD: &str = "\
+# After each patch
+
+    make bisect
+
+builds the kernel without a new warning, and boots it, in each configuration of
+`qemu/bisect.toml`. Those of `targets` have objects alone.
+";
+
+/// The file in build/results, and in Documentation/, that has all results.
+const JSON: &str = "bisect.json";
+
+/// All results.
 struct Rows {
     dir: PathBuf,
     all: Vec<Row>,
 }
 
 impl Rows {
-    fn read(dir: &Path) -> Self {
-        let text = fs::read_to_string(dir.join("bisect.json")).ok();
+    fn read(paths: &Paths) -> Self {
+        let text = fs::read_to_string(paths.known(JSON)).ok();
         let all = text.and_then(|text| serde_json::from_str(&text).ok());
         Self {
-            dir: dir.to_owned(),
+            dir: paths.results(),
             all: all.unwrap_or_default(),
         }
     }
@@ -450,11 +518,9 @@ impl Rows {
             .sort_by_key(|row| (row.configuration.clone(), row.number));
         fs::create_dir_all(&self.dir)?;
         let json = serde_json::to_string_pretty(&self.all)?;
-        fs::write(self.dir.join("bisect.json"), json)?;
-        fs::write(
-            self.dir.join("bisect.md"),
-            format!("{}\n", table(&self.all)),
-        )?;
+        fs::write(self.dir.join(JSON), json)?;
+        let text = format!("{HEAD}\n{}\n", table(&self.all));
+        fs::write(self.dir.join("bisect.md"), text)?;
         Ok(())
     }
 }

@@ -23,6 +23,7 @@ use crate::ui::Ui;
 
 mod building;
 mod mail;
+mod messages;
 
 /// Checks of seconds, which `make test` runs, too.
 pub const QUICK: [&str; 8] = [
@@ -111,6 +112,11 @@ impl<'a> Checker<'a> {
         self.added.files(endings)
     }
 
+    /// What of a tool's messages is about what is new.
+    fn about(&self, said: &str) -> Vec<String> {
+        messages::about(said, &self.added)
+    }
+
     fn kernel_doc(&self) -> Result<Outcome> {
         let mut command = Command::new("scripts/kernel-doc");
         command
@@ -119,7 +125,7 @@ impl<'a> Checker<'a> {
             .args(["-none", "-Wall"])
             .args(self.touched(&[".c", ".h"]));
         let (_, out, err) = output(&mut command)?;
-        let said = self.added.about(&format!("{out}{err}"));
+        let said = self.about(&format!("{out}{err}"));
         Ok(outcome("kernel-doc", "what is new", said, &command))
     }
 

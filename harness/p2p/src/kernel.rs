@@ -13,6 +13,7 @@ use crate::paths::Paths;
 use crate::plan::Only;
 
 pub mod build;
+pub mod compiler;
 pub mod config;
 
 /// A kernel in qemu/kernels.toml.

@@ -3,11 +3,13 @@
 //!
 //! qemu/mutants has a file per defect ([`Mutant`]), qemu/mutants.toml says what
 //! they are built and run as. What is known of a mutant is kept in
-//! build/results/mutants.json, so that a run goes on where the last one ended.
+//! build/results/mutants.json, so that a run goes on where the last one ended; the
+//! first one goes on from Documentation/mutants.json.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -15,9 +17,8 @@ use ktap::Status;
 use serde::Deserialize;
 
 use crate::git::{ask, git};
-use crate::kernel::Kernel;
-use crate::kernel::build::Builder;
-use crate::kernel::config;
+use crate::kernel::build::{Builder, set_aside};
+use crate::kernel::{Built, Kernel, config};
 use crate::outcome::Verdict;
 use crate::paths::digest;
 use crate::plan::{Job, Only, Spec};
@@ -38,6 +39,9 @@ use record::{End, Known, Record};
 /// other kernels do, so that ccache finds what these have in common with it.
 pub const KERNEL: &str = "mutants/kernel";
 const WORKTREE: &str = "mutants/linux";
+
+/// Where kernels are run from, in turns: one is tested while the next is built.
+pub const SLOTS: [&str; 2] = ["mutants/even", "mutants/odd"];
 
 /// The name under which the series without a defect is known.
 const NONE: &str = "none";
@@ -98,7 +102,8 @@ impl Mutants<'_> {
         let mutants = file::read_all(&root.join("qemu/mutants"))?;
         let names: Vec<_> = mutants.iter().map(|mutant| mutant.name.clone()).collect();
         only.check(&names)?;
-        let mut record = Record::read(&paths.results())?;
+        let known = paths.known(record::JSON);
+        let mut record = Record::read(&known)?;
         record.keep(&names);
 
         // What is built and run; not what is only read, nor messages of commits.
@@ -112,8 +117,16 @@ impl Mutants<'_> {
             .filter(|mutant| only.picks(&mutant.name))
             .filter(|mutant| !only.all() || !record.knows(&mutant.name, &key(mutant)))
             .collect();
+        if only.all() && wanted.len() < mutants.len() {
+            ui.say(format!(
+                "{} are known from {}; ONLY= tests them again",
+                mutants.len() - wanted.len(),
+                paths.short(&known)
+            ));
+        }
         if !wanted.is_empty() {
             let plant = Plant::new(self, &settings, topology)?;
+            plant.builder().one(KERNEL, &settings.kernel)?;
             let runs: BTreeSet<_> = wanted.iter().flat_map(|m| m.programs.clone()).collect();
             let kunit = wanted.iter().any(|mutant| mutant.kunit.is_some());
             let key_of_none = digest(format!("{base}\n{runs:?}\n{kunit}").as_bytes());
@@ -131,21 +144,23 @@ impl Mutants<'_> {
                 });
                 record.write(&paths.results(), &mutants)?;
             }
-            for (number, mutant) in wanted.iter().enumerate() {
-                let mut known = plant.test(mutant)?;
-                known.key = key(mutant);
+            let mut number = 0;
+            plant.all(&wanted, |mutant, known| {
+                number += 1;
                 ui.say(format!(
-                    "{}/{} {}: {} ({} s to build, {} s to test)",
-                    number + 1,
+                    "{number}/{} {}: {} ({} s to build, {} s to test)",
                     wanted.len(),
                     mutant.name,
                     known.end,
                     known.build_seconds,
                     known.test_seconds
                 ));
-                record.add(known);
-                record.write(&paths.results(), &mutants)?;
-            }
+                record.add(Known {
+                    key: key(mutant),
+                    ..known
+                });
+                record.write(&paths.results(), &mutants)
+            })?;
         }
         record.write(&paths.results(), &mutants)?;
         println!("\n{}", record.table(&mutants));
@@ -195,57 +210,85 @@ impl<'a> Plant<'a> {
         self.mutants.builder.of(&self.tree)
     }
 
-    /// Builds the series as it is, and runs everything that will be run.
+    /// Runs everything that will be run on the series as it is.
     fn without(&self, programs: Vec<String>, kunit: bool) -> Result<Known> {
-        let start = Instant::now();
-        self.builder().one(KERNEL, &self.settings.kernel)?;
-        let built = start.elapsed().as_secs();
         let kunit = kunit.then(|| "*".to_owned());
-        let mut known = self.observe(NONE, programs, kunit, &[])?;
-        known.build_seconds = built;
-        Ok(known)
+        self.observe(NONE, KERNEL, programs, kunit, &[])
     }
 
-    /// Plants a defect, builds, tests, and takes it out again.
-    fn test(&self, mutant: &Mutant) -> Result<Known> {
+    /// Tests all of them, each while the next one is built; calls `done` with
+    /// what came of it.
+    fn all(
+        &self,
+        mutants: &[&Mutant],
+        mut done: impl FnMut(&Mutant, Known) -> Result<()>,
+    ) -> Result<()> {
+        thread::scope(|scope| {
+            let mut testing = None;
+            let mut join = |(mutant, thread): (&Mutant, ScopedJoinHandle<'_, Result<Known>>)| {
+                let known = thread.join().expect("no test panics");
+                done(mutant, known?)
+            };
+            for (&mutant, slot) in mutants.iter().zip(SLOTS.iter().cycle()) {
+                let built = self.build(mutant, slot)?;
+                if let Some(last) = testing.take() {
+                    join(last)?;
+                }
+                let thread = scope.spawn(move || self.test(mutant, slot, built));
+                testing = Some((mutant, thread));
+            }
+            testing.map_or(Ok(()), join)
+        })
+    }
+
+    /// Plants a defect, builds, and takes it out again; the kernel is put into a
+    /// slot. Gives what is known then: all of it if there is nothing to test.
+    fn build(&self, mutant: &Mutant, slot: &str) -> Result<Result<u64, Known>> {
         let start = Instant::now();
         let mut apply = git(&self.tree.dir, &["apply", "--whitespace=nowarn"]);
         apply.arg(&mutant.path);
         let (status, _, err) = output(&mut apply)?;
         if !status.success() {
-            return Ok(Known::new(
-                &mutant.name,
-                End::DoesNotApply { why: tail(&err, 5) },
-            ));
+            let why = tail(&err, 5);
+            return Ok(Err(Known::new(&mutant.name, End::DoesNotApply { why })));
         }
-        let result = self.build_and_observe(mutant, start);
+        let built = self.builder().again(KERNEL, &self.settings.kernel);
         ask(&self.tree.dir, &["checkout", "--quiet", "--", "."])?;
-        result
+        let seconds = start.elapsed().as_secs();
+        match built {
+            Err(error) if !proc::interrupted() => {
+                let why = format!("{error:#}");
+                let mut known = Known::new(&mutant.name, End::DoesNotBuild { why });
+                known.build_seconds = seconds;
+                Ok(Err(known))
+            }
+            built => {
+                built?;
+                let at = |name| Built::at(self.mutants.builder.paths, name);
+                set_aside(&at(KERNEL), &at(slot))?;
+                Ok(Ok(seconds))
+            }
+        }
     }
 
-    fn build_and_observe(&self, mutant: &Mutant, start: Instant) -> Result<Known> {
-        let build = self.builder().again(KERNEL);
-        let built = start.elapsed().as_secs();
-        let mut known = match build {
-            Err(error) if !proc::interrupted() => Known::new(
-                &mutant.name,
-                End::DoesNotBuild {
-                    why: format!("{error:#}"),
-                },
-            ),
-            build => {
-                build?;
-                let (programs, kunit) = (mutant.programs.clone(), mutant.kunit.clone());
-                self.observe(&mutant.name, programs, kunit, &mutant.expect)?
-            }
+    /// Tests what was built.
+    fn test(&self, mutant: &Mutant, slot: &str, built: Result<u64, Known>) -> Result<Known> {
+        let build_seconds = match built {
+            Ok(seconds) => seconds,
+            Err(known) => return Ok(known),
         };
-        known.build_seconds = built;
-        Ok(known)
+        let (programs, kunit) = (mutant.programs.clone(), mutant.kunit.clone());
+        let known = self.observe(&mutant.name, slot, programs, kunit, &mutant.expect)?;
+        Ok(Known {
+            build_seconds,
+            ..known
+        })
     }
 
     fn observe(
         &self,
         name: &str,
+        kernel: &str,
         programs: Vec<String>,
         kunit: Option<String>,
         expect: &[String],
@@ -271,7 +314,7 @@ impl<'a> Plant<'a> {
         }
         let mut outcomes = Vec::new();
         for spec in specs {
-            let job = Job::alone(format!("mutant/{name}"), KERNEL, self.topology, spec);
+            let job = Job::alone(format!("mutant/{name}"), kernel, self.topology, spec);
             outcomes.extend(job.run(self.mutants.booter, self.mutants.builder.paths)?);
         }
         let mut known = Known::new(name, end(&outcomes, expect));

@@ -94,6 +94,16 @@ impl Paths {
         self.build().join("results")
     }
 
+    /// A file of results that a run goes on from: that of the last run here, or
+    /// else the one in Documentation/.
+    pub fn known(&self, name: &str) -> PathBuf {
+        let here = self.results().join(name);
+        if here.is_file() {
+            return here;
+        }
+        self.root.join("Documentation").join(name)
+    }
+
     /// A path as seen from the repository, for messages.
     pub fn short(&self, path: &Path) -> String {
         path.strip_prefix(&self.root)

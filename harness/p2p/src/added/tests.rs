@@ -31,24 +31,3 @@ fn lines_that_are_added() {
     assert!(!added.has("other_mm/hmm.c", 11));
     assert!(!added.has("mm/hmm.c", 41));
 }
-
-#[test]
-fn messages_about_what_is_new() {
-    let added = Added::parse(DIFF);
-    let said = "\
-mm/hmm.c:11:5: warning: context imbalance
-mm/hmm.c:13:5: warning: old
-Warning: mm/hmm.c:32 No description found for return value of 'f'
-/x/linux/mm/hmm.c:12: WARNING: Unexpected indentation.
-warning: unresolved link to `Nothing`
- --> rust/kernel/mm/hmm.rs:2:5
-warning: old
- --> rust/kernel/mm.rs:2:5
-  CC      mm/hmm.o
-note: at mm/hmm.c:11:2
-";
-    let about = added.about(said);
-    assert_eq!(about.len(), 4, "{about:?}");
-    assert!(about[0].contains("imbalance"));
-    assert!(about[3].starts_with("warning: unresolved link"));
-}

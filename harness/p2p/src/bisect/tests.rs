@@ -27,8 +27,26 @@ fn the_configurations_of_this_repository() {
         if let Some(topology) = &configuration.boot {
             topologies.get(topology).unwrap();
             assert_eq!(configuration.arch, None, "{name}: only x86-64 is booted");
+            assert_eq!(configuration.targets, None, "{name}: objects do not boot");
+        }
+        if let Some(kernel) = &configuration.targets {
+            let kernels = Kernels::read(&root).unwrap();
+            assert!(kernels.get(kernel).unwrap().is_built_only(), "{name}");
         }
     }
+}
+
+#[test]
+fn objects_are_built_once_there_is_something_to_make_them_of() {
+    let tree = tempfile::tempdir().unwrap();
+    let there = |target| has_source(tree.path(), target);
+    fs::create_dir_all(tree.path().join("gpu/kfd")).unwrap();
+    fs::create_dir(tree.path().join("gpu/amd")).unwrap();
+    fs::write(tree.path().join("gpu/kfd/a.c"), "").unwrap();
+    fs::write(tree.path().join("gpu/pool.rs"), "").unwrap();
+    assert!(there("gpu/kfd/") && there("gpu/pool.o"));
+    assert!(there("gpu/amd/../kfd/a.o"));
+    assert!(!there("gpu/window.o") && !there("nic/"));
 }
 
 #[test]
@@ -62,10 +80,11 @@ fn warnings_of_rustc_and_modpost() {
 #[test]
 fn results_are_kept_for_what_they_are_of() {
     let dir = tempfile::tempdir().unwrap();
-    let mut rows = Rows::read(dir.path());
+    let paths = paths(dir.path());
+    let mut rows = Rows::read(&paths);
     rows.put(row("i386", 2, None)).unwrap();
     rows.put(row("i386", 1, Some("error: no"))).unwrap();
-    let mut rows = Rows::read(dir.path());
+    let mut rows = Rows::read(&paths);
     assert!(rows.passed("i386", 2, "k"));
     assert!(!rows.passed("i386", 2, "another tree"));
     assert!(!rows.passed("i386", 1, "k"), "what failed is done again");
@@ -73,6 +92,15 @@ fn results_are_kept_for_what_they_are_of() {
     rows.put(row("i386", 1, None)).unwrap();
     assert_eq!(rows.all.len(), 2);
     assert!(rows.all.iter().all(Row::passed));
+
+    // A clone goes on from what Documentation shows.
+    let shown = paths.root.join("Documentation");
+    fs::create_dir(&shown).unwrap();
+    fs::rename(paths.results().join(JSON), shown.join(JSON)).unwrap();
+    let mut rows = Rows::read(&paths);
+    assert!(rows.passed("i386", 2, "k"));
+    rows.put(row("i386", 2, Some("error: no"))).unwrap();
+    assert!(!Rows::read(&paths).passed("i386", 2, "k"));
 }
 
 #[test]
@@ -98,6 +126,17 @@ fn the_table_and_what_failed() {
         told.contains("error: no") && told.contains("make bisect ONLY=i386/1"),
         "{told}"
     );
+}
+
+/// Paths of a repository in that directory.
+fn paths(root: &Path) -> Paths {
+    Paths {
+        root: root.join("repo"),
+        work: root.join("repo/build"),
+        output: root.join("repo/build"),
+        cache: root.join("cache"),
+        kdir: None,
+    }
 }
 
 /// A kernel of four files: what it is made of warns, breaks and has options as a
@@ -160,15 +199,8 @@ impl Toy {
             "a.c:9:1: warning: known\na.c:8:1: warning: another\n",
         )]);
         let tip = commit(&[("broken", ""), ("warnings", known)]);
-        let build = root.join("build");
         Self {
-            paths: Paths {
-                root,
-                work: build.clone(),
-                output: build,
-                cache: dir.path().join("cache"),
-                kdir: None,
-            },
+            paths: paths(dir.path()),
             tree: Tree {
                 dir: tree,
                 base,
@@ -194,7 +226,7 @@ impl Toy {
                 ui: &ui,
                 tools: &tools,
                 tree: &self.tree,
-                compiler: &crate::kernel::build::Compiler::default(),
+                compiler: &crate::kernel::compiler::Compiler::default(),
                 jobs: 1,
             },
             booter: &Booter {

@@ -36,6 +36,7 @@ pub fn objects(
         source: &checker.tree.dir,
         output: &checker.paths.output.join("check"),
         arch: None,
+        llvm: true,
     };
     configure(checker, &make, step)?;
     let mut targets = BTreeSet::new();
@@ -67,7 +68,7 @@ pub fn objects(
     if interrupted() {
         bail!("interrupted");
     }
-    let mut about = checker.added.about(&said);
+    let mut about = checker.about(&said);
     for target in &targets {
         let mut files: Vec<_> = checker.touched(&[".c", ".rs"]);
         files.retain(|file| {
@@ -136,6 +137,7 @@ pub fn rustdoc(checker: &Checker<'_>, builder: &Builder<'_>, step: &Step<'_>) ->
         source: &checker.tree.dir,
         output: &checker.paths.output.join("check"),
         arch: None,
+        llvm: true,
     };
     configure(checker, &make, step)?;
     let jobs = format!("-j{}", builder.jobs);
@@ -146,7 +148,7 @@ pub fn rustdoc(checker: &Checker<'_>, builder: &Builder<'_>, step: &Step<'_>) ->
     if interrupted() {
         bail!("interrupted");
     }
-    let about = checker.added.about(&fs::read_to_string(make.log())?);
+    let about = checker.about(&fs::read_to_string(make.log())?);
     let trouble = match (about.is_empty(), result) {
         (false, _) => Some(about.join("\n")),
         (true, Err(error)) => Some(format!("{error:#}")),
@@ -183,7 +185,7 @@ pub fn docs(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
             .arg(format!("SPHINXDIRS={folder}"))
             .arg("htmldocs");
         let (status, said, err) = output(&mut command)?;
-        let mut about = checker.added.about(&format!("{said}{err}"));
+        let mut about = checker.about(&format!("{said}{err}"));
         // Pages of other folders are not there.
         about.retain(|line| !is_elsewhere(line));
         if !status.success() {

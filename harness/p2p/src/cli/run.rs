@@ -17,7 +17,8 @@ use crate::coverage::{self, Coverage};
 use crate::demo;
 use crate::export;
 use crate::hw;
-use crate::kernel::build::{Broken, Builder, Compiler};
+use crate::kernel::build::{Broken, Builder};
+use crate::kernel::compiler::Compiler;
 use crate::kernel::{Built, Kernels, Source};
 use crate::mutants::{self, Mutants};
 use crate::outcome::{Verdict, status, status_of};
@@ -362,17 +363,6 @@ impl Run<'_> {
 
         let is_empty = tree.tip == tree.base;
         let skipped = |name| vec![Outcome::skipped(name, "all", "patches/ is empty")];
-        for name in kernels.built_only() {
-            if only.picks(name) {
-                let needs_series = kernels.get(name)?.tree == Source::Series;
-                add(if is_empty && needs_series {
-                    skipped(name)
-                } else {
-                    vec![self.only_build(&kernels, name)?]
-                });
-            }
-        }
-
         let mut picked = Vec::new();
         for job in jobs.iter().filter(|job| only.picks(&job.name)) {
             if is_empty && job.needs_series(&kernels)? {
@@ -383,6 +373,17 @@ impl Run<'_> {
         }
         let jobs = picked;
         let tools = self.build(&kernels, &kernels_for(&jobs, &kernels))?;
+        // Last, as these begin with the objects of others.
+        for name in kernels.built_only() {
+            if only.picks(name) {
+                let needs_series = kernels.get(name)?.tree == Source::Series;
+                add(if is_empty && needs_series {
+                    skipped(name)
+                } else {
+                    vec![self.only_build(&kernels, name)?]
+                });
+            }
+        }
         if jobs.iter().any(|job| job.needs_rdma_core()) {
             // Before jobs run side by side, of which each would do it.
             setup::rdma_core::tests(self.paths, self.ui)?;
@@ -473,6 +474,7 @@ impl Run<'_> {
         }
         dirs.extend(bisect::outputs(self.paths)?);
         let others = ["check", "check-docs", mutants::KERNEL, coverage::KERNEL];
+        let others = others.iter().chain(&mutants::SLOTS);
         dirs.extend(others.map(|name| self.paths.output.join(name)));
         for dir in dirs {
             if dir.is_dir() && !dir.is_symlink() {

@@ -12,6 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use super::compiler::Compiler;
 use super::{Built, Kernel, Kernels, Source, config};
 use crate::bench;
 use crate::git::ask;
@@ -21,15 +22,6 @@ use crate::proc::{capture, shown, stream, tail};
 use crate::setup::{Tools, search_path};
 use crate::tree::{Tree, need_space};
 use crate::ui::{Step, Ui};
-
-/// What the user can choose.
-#[derive(Clone, Debug, Default)]
-pub struct Compiler {
-    /// `LLVM=`; -19 if neither is given.
-    pub llvm: Option<String>,
-    /// `CC=`
-    pub cc: Option<String>,
-}
 
 /// The kernel's make ended with an error.
 #[derive(Debug)]
@@ -48,6 +40,9 @@ const KERNEL_BYTES: u64 = 3 << 30;
 
 /// The file of a kernel that was built to the end; it says of what.
 const MARK: &str = "p2p-built";
+
+/// Kbuild's list of all modules, as objects.
+const ORDER: &str = "modules.order";
 
 /// Builds kernels from a tree.
 #[derive(Clone, Copy)]
@@ -96,6 +91,7 @@ impl Builder<'_> {
             source: &source,
             output: &built.dir,
             arch: None,
+            llvm: kernel.llvm,
         };
         let wanted = config::wanted(&self.paths.root, &kernel.fragments)?;
         let text = config::text(&wanted);
@@ -153,6 +149,7 @@ impl Builder<'_> {
             builder: self,
             name,
             arch: None,
+            llvm: kernel.llvm,
             source: &source,
             output: &built.dir,
         };
@@ -183,7 +180,7 @@ impl Builder<'_> {
 
     /// Builds what has changed of a kernel that was built before, and not its
     /// selftests.
-    pub fn again(&self, name: &str) -> Result<()> {
+    pub fn again(&self, name: &str, kernel: &Kernel) -> Result<()> {
         let built = Built::at(self.paths, name);
         // What was built is no longer what the mark says.
         let _ = fs::remove_file(built.dir.join(MARK));
@@ -191,6 +188,7 @@ impl Builder<'_> {
             builder: self,
             name,
             arch: None,
+            llvm: kernel.llvm,
             source: &self.tree.dir,
             output: &built.dir,
         };
@@ -266,7 +264,7 @@ fn link_modules(built: &Built) -> Result<()> {
         fs::remove_dir_all(&ko)?;
     }
     fs::create_dir_all(&ko)?;
-    let order = built.dir.join("modules.order");
+    let order = built.dir.join(ORDER);
     let list = fs::read_to_string(&order).with_context(|| order.display().to_string())?;
     for object in list.lines() {
         let module = Path::new(object).with_extension("ko");
@@ -274,6 +272,41 @@ fn link_modules(built: &Built) -> Result<()> {
         symlink(Path::new("..").join(&module), ko.join(name))?;
     }
     Ok(())
+}
+
+/// Copies all of a kernel that a machine needs, so that it can run while the next
+/// one is built in its place. Selftests stay the same, and where they are.
+pub fn set_aside(built: &Built, aside: &Built) -> Result<()> {
+    if aside.dir.exists() {
+        fs::remove_dir_all(&aside.dir).with_context(|| aside.dir.display().to_string())?;
+    }
+    let list = fs::read_to_string(built.dir.join(ORDER))?;
+    let modules = list.lines().map(|o| Path::new(o).with_extension("ko"));
+    // vng wants the configuration and the lists beside the image.
+    let lists = [
+        ".config",
+        "System.map",
+        ORDER,
+        "modules.builtin",
+        "modules.builtin.modinfo",
+    ];
+    let image = built.image();
+    let image = image.strip_prefix(&built.dir)?;
+    for file in lists
+        .map(PathBuf::from)
+        .into_iter()
+        .chain([image.to_owned()])
+        .chain(modules)
+    {
+        let to = aside.dir.join(&file);
+        fs::create_dir_all(to.parent().expect("it is in a folder"))?;
+        fs::copy(built.dir.join(&file), &to).with_context(|| to.display().to_string())?;
+    }
+    link_modules(aside)?;
+    Ok(symlink(
+        built.dir.join("selftests"),
+        aside.dir.join("selftests"),
+    )?)
 }
 
 /// The kernel's make, for one kernel.
@@ -288,6 +321,8 @@ pub struct Make<'a> {
     pub output: &'a Path,
     /// `ARCH=`; this machine's if none.
     pub arch: Option<&'a str>,
+    /// By LLVM, unless the user says otherwise.
+    pub llvm: bool,
 }
 
 impl Make<'_> {
@@ -314,27 +349,7 @@ impl Make<'_> {
         if let Some(arch) = self.arch {
             command.arg(format!("ARCH={arch}"));
         }
-        let compiler = &self.builder.compiler;
-        let llvm = match (&compiler.llvm, &compiler.cc) {
-            (Some(llvm), _) => Some(llvm.as_str()),
-            (None, Some(_)) => None,
-            (None, None) => Some("-19"),
-        };
-        if let Some(llvm) = llvm {
-            command.arg(format!("LLVM={llvm}"));
-        }
-        let cc = match (&compiler.cc, llvm) {
-            (Some(cc), _) => cc.clone(),
-            // As the kernel's Makefile understands LLVM=.
-            (None, Some(llvm)) if llvm.ends_with('/') => format!("{llvm}clang"),
-            (None, Some(llvm)) if llvm.starts_with('-') => format!("clang{llvm}"),
-            (None, _) => "clang".to_owned(),
-        };
-        command.arg(if cc.starts_with("ccache ") {
-            format!("CC={cc}")
-        } else {
-            format!("CC=ccache {cc}")
-        });
+        command.args(self.builder.compiler.arguments(self.llvm));
         for (variable, program) in [
             ("RUSTC", "/usr/bin/rustc"),
             ("RUSTDOC", "/usr/bin/rustdoc"),
@@ -371,6 +386,10 @@ impl Make<'_> {
             .env("CCACHE_DIR", self.builder.paths.cache.join("ccache"))
             .env("CCACHE_BASEDIR", &self.builder.paths.work)
             .env("CCACHE_NOHASHDIR", "1")
+            // Not CCACHE_DEPEND, although it is a fifth faster: without
+            // preprocessing, ccache does not see `.incbin`, and takes a compressed
+            // kernel for that of another one with the same length.
+            .env("CCACHE_NODEPEND", "1")
             .env("CCACHE_MAXSIZE", "5G")
             .env("KBUILD_BUILD_TIMESTAMP", "Thu Jan 1 00:00:00 UTC 1970")
             .env("KBUILD_BUILD_USER", "p2p")
@@ -551,6 +570,39 @@ mod tests {
         fs::write(other.dir.join(".config"), "mine").unwrap();
         begin_with(&plain, &other).unwrap();
         assert_eq!(read(".config"), "mine");
+    }
+
+    #[test]
+    fn a_kernel_that_is_set_aside_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| Built {
+            dir: dir.path().join(name),
+        };
+        let (kernel, aside) = (at("kernel"), at("aside"));
+        let write = |path: &str, text: &str| {
+            let path = kernel.dir.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for list in [".config", "System.map", "modules.builtin"] {
+            write(list, "");
+        }
+        write("modules.builtin.modinfo", "");
+        write("modules.order", "drivers/a.o\n");
+        write("selftests/mm/test", "");
+        for defect in ["one", "another"] {
+            write("arch/x86/boot/bzImage", defect);
+            write("drivers/a.ko", defect);
+            set_aside(&kernel, &aside).unwrap();
+        }
+        write("arch/x86/boot/bzImage", "a third");
+        write("drivers/a.ko", "a third");
+        assert_eq!(fs::read_to_string(aside.image()).unwrap(), "another");
+        let module = aside.modules().join("a.ko");
+        assert_eq!(fs::read_to_string(module).unwrap(), "another");
+        assert!(aside.selftests("mm").join("test").is_file());
+        // What is set aside next does not take the selftests along.
+        assert!(kernel.selftests("mm").join("test").is_file());
     }
 
     #[test]

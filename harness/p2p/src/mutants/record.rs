@@ -91,17 +91,27 @@ pub struct Record {
     known: Vec<Known>,
 }
 
-const JSON: &str = "mutants.json";
+/// The file that has it.
+pub const JSON: &str = "mutants.json";
 const TABLE: &str = "mutants.md";
 
+/// What the table says of itself.
+const HEAD: &str = "\
+# Defects that a test must notice
+
+    make mutants
+
+plants them into the series one at a time (`qemu/mutants`), builds each, and runs
+the tests that should notice it.
+";
+
 impl Record {
-    /// Reads what the last run knew.
-    pub fn read(dir: &Path) -> Result<Self> {
-        let file = dir.join(JSON);
+    /// Reads what is known already.
+    pub fn read(file: &Path) -> Result<Self> {
         if !file.exists() {
             return Ok(Self::default());
         }
-        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
         serde_json::from_str(&text)
             .with_context(|| format!("{}: remove it to begin anew", file.display()))
     }
@@ -131,7 +141,8 @@ impl Record {
     pub fn write(&self, dir: &Path, mutants: &[Mutant]) -> Result<()> {
         fs::create_dir_all(dir)?;
         fs::write(dir.join(JSON), serde_json::to_string_pretty(self)?)?;
-        let text = format!("{}\n{}\n", self.table(mutants), self.closing_line(mutants));
+        let (table, line) = (self.table(mutants), self.closing_line(mutants));
+        let text = format!("{HEAD}\n{table}\n{line}\n");
         fs::write(dir.join(TABLE), text)?;
         Ok(())
     }

@@ -112,7 +112,8 @@ fn only_what_was_caught_passes() {
 #[test]
 fn what_is_known_outlives_a_run_until_something_changes() {
     let dir = tempfile::tempdir().unwrap();
-    let mut record = Record::read(dir.path()).unwrap();
+    let file = dir.path().join(record::JSON);
+    let mut record = Record::read(&file).unwrap();
     let mut known = Known::new(
         "a",
         End::DoesNotBuild {
@@ -122,7 +123,7 @@ fn what_is_known_outlives_a_run_until_something_changes() {
     known.key = "1".to_owned();
     record.add(known);
     record.write(dir.path(), &[mutant("a")]).unwrap();
-    let mut record = Record::read(dir.path()).unwrap();
+    let mut record = Record::read(&file).unwrap();
     assert!(record.knows("a", "1"));
     assert!(!record.knows("a", "2"));
     assert!(!record.knows("b", "1"));

@@ -1,0 +1,82 @@
+//! What compilers, sparse, clippy, kernel-doc, rustdoc and Sphinx write, and which
+//! of it is about what is new.
+
+use std::collections::BTreeSet;
+
+use crate::added::Added;
+
+/// The messages that are about a line of the series: `file:line: text`, or text
+/// with ` --> file:line` below, as rustc writes them.
+pub fn about(said: &str, added: &Added) -> Vec<String> {
+    let lines: Vec<_> = said.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let rustc = line.trim_start().strip_prefix("--> ");
+        let text = rustc.unwrap_or(line);
+        let Some((file, number)) = place(text) else {
+            continue;
+        };
+        if !added.has(file, number) {
+            continue;
+        }
+        match rustc {
+            Some(_) if at > 0 => found.push(format!("{}\n{line}", lines[at - 1])),
+            Some(_) => found.push((*line).to_owned()),
+            None if complains(line) => found.push((*line).to_owned()),
+            None => {}
+        }
+    }
+    let mut seen = BTreeSet::new();
+    found.retain(|text| seen.insert(text.clone()));
+    found
+}
+
+fn complains(line: &str) -> bool {
+    let line = line.to_lowercase();
+    ["warning", "error", "severe"]
+        .iter()
+        .any(|word| line.contains(word))
+}
+
+/// `mm/hmm.c:12:3: text` and `Warning: mm/hmm.c:12 text`
+fn place(text: &str) -> Option<(&str, usize)> {
+    let word = text
+        .split_whitespace()
+        .find(|word| word.contains(':') && word.contains('.'))?;
+    let mut parts = word.split(':');
+    Some((parts.next()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIFF: &str = "\
++++ b/mm/hmm.c
+@@ -10,0 +11,2 @@ f
+@@ -30 +32 @@ g
++++ b/rust/kernel/mm/hmm.rs
+@@ -0,0 +1,3 @@
+";
+
+    #[test]
+    fn messages_about_what_is_new() {
+        let added = Added::parse(DIFF);
+        let said = "\
+mm/hmm.c:11:5: warning: context imbalance
+mm/hmm.c:13:5: warning: old
+Warning: mm/hmm.c:32 No description found for return value of 'f'
+/x/linux/mm/hmm.c:12: WARNING: Unexpected indentation.
+warning: unresolved link to `Nothing`
+ --> rust/kernel/mm/hmm.rs:2:5
+warning: old
+ --> rust/kernel/mm.rs:2:5
+  CC      mm/hmm.o
+note: at mm/hmm.c:11:2
+";
+        let found = about(said, &added);
+        assert_eq!(found.len(), 4, "{found:?}");
+        assert!(found[0].contains("imbalance"));
+        assert!(found[3].starts_with("warning: unresolved link"));
+    }
+}
