@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::git::ask;
 use crate::kernel::build::{Builder, Make};
+use crate::kernel::compiler::Compiler;
 use crate::kernel::{Built, Kernels, config};
 use crate::logscan;
 use crate::paths::{Paths, digest};
@@ -93,9 +94,21 @@ fn read(root: &Path) -> Result<Configurations> {
     toml::from_str(&text).with_context(|| file.display().to_string())
 }
 
-/// What a result is good for: a tree and what is built of it.
-fn key(commit: &Commit, built: &str) -> String {
-    digest(format!("{}\n{built}", commit.tree).as_bytes())
+/// All that a result depends on besides the tree.
+#[derive(Debug)]
+struct Recipe<'a> {
+    configuration: &'a Configuration,
+    /// All its options.
+    wanted: config::Options,
+    /// What is built instead of a kernel; nothing if one is.
+    objects: Vec<String>,
+}
+
+impl Recipe<'_> {
+    /// What a result is good for.
+    fn key(&self, commit: &Commit, compiler: &Compiler) -> String {
+        digest(format!("{}\n{self:?}\n{compiler:?}", commit.tree).as_bytes())
+    }
 }
 
 /// Names of all output directories, for `make clean`.
@@ -123,9 +136,10 @@ impl Bisect<'_> {
         let mut rows = Rows::read(self.paths);
         let mut keys = BTreeMap::new();
         for (c, configuration) in &configurations {
-            let built = self.built(configuration)?;
+            let recipe = self.recipe(configuration)?;
             for commit in &commits {
-                keys.insert((c.clone(), commit.number), key(commit, &built));
+                let key = recipe.key(commit, self.builder.compiler);
+                keys.insert((c.clone(), commit.number), key);
             }
         }
         // What is of other patches or another configuration says nothing.
@@ -139,30 +153,18 @@ impl Bisect<'_> {
         Ok(rows.all)
     }
 
-    /// All options of a configuration.
-    fn wanted(&self, configuration: &Configuration) -> Result<config::Options> {
-        config::wanted(&self.paths.root, &configuration.fragments)
-    }
-
-    /// The objects of a configuration that no kernel is built in.
-    fn objects(&self, configuration: &Configuration) -> Result<Vec<String>> {
-        let Some(kernel) = &configuration.targets else {
-            return Ok(Vec::new());
+    /// What a configuration is, with all that it names.
+    fn recipe<'b>(&self, configuration: &'b Configuration) -> Result<Recipe<'b>> {
+        let root = &self.paths.root;
+        let objects = match &configuration.targets {
+            Some(kernel) => Kernels::read(root)?.get(kernel)?.targets.clone(),
+            None => Vec::new(),
         };
-        Ok(Kernels::read(&self.paths.root)?
-            .get(kernel)?
-            .targets
-            .clone())
-    }
-
-    /// All that a configuration's result depends on besides the tree.
-    fn built(&self, configuration: &Configuration) -> Result<String> {
-        let options = config::text(&self.wanted(configuration)?);
-        let objects = self.objects(configuration)?;
-        let compiler = self.builder.compiler;
-        Ok(format!(
-            "{configuration:?}\n{options}\n{objects:?}\n{compiler:?}"
-        ))
+        Ok(Recipe {
+            configuration,
+            wanted: config::wanted(root, &configuration.fragments)?,
+            objects,
+        })
     }
 
     /// The base, and each commit after it.
@@ -196,9 +198,8 @@ impl Bisect<'_> {
         picked: &[&Commit],
         rows: &mut Rows,
     ) -> Result<()> {
-        let wanted = self.wanted(configuration)?;
-        let built = self.built(configuration)?;
-        let key = |commit: &Commit| key(commit, &built);
+        let recipe = self.recipe(configuration)?;
+        let key = |commit: &Commit| recipe.key(commit, self.builder.compiler);
         let todo = picked
             .iter()
             .filter(|commit| !rows.passed(name, commit.number, &key(commit)));
@@ -207,13 +208,10 @@ impl Bisect<'_> {
             return Ok(());
         }
         let output = output(self.paths, name);
-        let objects = self.objects(configuration)?;
         let stepper = Stepper {
             bisect: self,
             name,
-            configuration,
-            wanted: &wanted,
-            objects: &objects,
+            recipe: &recipe,
             output: &output,
         };
         let known = stepper.base_warnings(base, &key(base))?;
@@ -247,10 +245,7 @@ impl Bisect<'_> {
 struct Stepper<'a> {
     bisect: &'a Bisect<'a>,
     name: &'a str,
-    configuration: &'a Configuration,
-    wanted: &'a config::Options,
-    /// What is built instead of a kernel; nothing if one is.
-    objects: &'a [String],
+    recipe: &'a Recipe<'a>,
     output: &'a Path,
 }
 
@@ -314,7 +309,7 @@ impl Stepper<'_> {
             row.trouble = Some(format!("new warnings:\n{}", new.join("\n")));
             return Ok(());
         }
-        if let Some(topology) = &self.configuration.boot {
+        if let Some(topology) = &self.recipe.configuration.boot {
             row.trouble = self.boot(commit, topology)?;
             row.booted = Some(row.trouble.is_none());
         }
@@ -337,8 +332,8 @@ impl Stepper<'_> {
             name: &name,
             source: &source,
             output: self.output,
-            arch: self.configuration.arch.as_deref(),
-            llvm: self.configuration.llvm,
+            arch: self.recipe.configuration.arch.as_deref(),
+            llvm: self.recipe.configuration.llvm,
         };
         // What was built before an interruption warned then.
         let begun = self.begun();
@@ -370,7 +365,10 @@ impl Stepper<'_> {
 
     /// What the kernel's make is asked for.
     fn targets(&self, source: &Path) -> Vec<String> {
-        let image = match (self.objects, &self.configuration.boot) {
+        let image = match (
+            self.recipe.objects.as_slice(),
+            &self.recipe.configuration.boot,
+        ) {
             ([], Some(_)) => "bzImage",
             ([], None) => "vmlinux",
             (objects, _) => {
@@ -391,7 +389,7 @@ impl Stepper<'_> {
             .lines()
             .filter_map(|line| line.split_whitespace().last())
             .collect();
-        let options = self.wanted.iter();
+        let options = self.recipe.wanted.iter();
         Ok(options
             .filter(|(name, _)| there.contains(name.trim_start_matches("CONFIG_")))
             .map(|(name, value)| (name.clone(), value.clone()))

@@ -104,7 +104,6 @@ impl Mutants<'_> {
         only.check(&names)?;
         let known = paths.known(record::JSON);
         let mut record = Record::read(&known)?;
-        record.keep(&names);
 
         // What is built and run; not what is only read, nor messages of commits.
         let range = ["diff", &tree.base, &tree.tip, "--", ".", ":!Documentation"];
@@ -112,6 +111,7 @@ impl Mutants<'_> {
         let options = config::wanted(root, &settings.kernel.fragments)?;
         let base = digest(format!("{}{series}{options:?}{settings:?}", tree.base).as_bytes());
         let key = |mutant: &Mutant| digest(format!("{base}\n{}", mutant.text).as_bytes());
+        record.keep(|name| mutants.iter().find(|mutant| mutant.name == name).map(key));
         let wanted: Vec<_> = mutants
             .iter()
             .filter(|mutant| only.picks(&mutant.name))

@@ -1,10 +1,10 @@
 //! The test plan (qemu/tests.toml): which jobs there are, how one is run, and
 //! what its results are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -346,7 +346,7 @@ impl Same {
         if one.is_empty() || other.is_empty() {
             return None;
         }
-        let names: std::collections::BTreeSet<_> = one.keys().chain(other.keys()).collect();
+        let names: BTreeSet<_> = one.keys().chain(other.keys()).collect();
         let differ: Vec<_> = names
             .into_iter()
             .filter(|name| one.get(*name) != other.get(*name))
@@ -423,22 +423,65 @@ pub fn run_all<T: Send>(
     at_a_time: usize,
     run: impl Fn(T) -> Result<()> + Sync,
 ) -> Result<()> {
-    let queue = Mutex::new(jobs.into_iter());
+    run_as_built(jobs, |_| Vec::new(), &[], at_a_time, |_| Ok(()), run)
+}
+
+/// Builds kernels in their order, and runs each job once all that it needs is there:
+/// one at a time while there is something to build, as a build leaves a processor
+/// idle now and then. The first error ends it; results stay.
+pub fn run_as_built<'k, T: Send>(
+    jobs: Vec<T>,
+    needs: impl Fn(&T) -> Vec<&'k str>,
+    kernels: &[&'k str],
+    at_a_time: usize,
+    build: impl Fn(&'k str) -> Result<()>,
+    run: impl Fn(T) -> Result<()> + Sync,
+) -> Result<()> {
+    let (ready, queue) = mpsc::channel();
+    let queue = Mutex::new(queue);
     let failed = Mutex::new(None);
+    let has_failed = || failed.lock().expect("no panic holds it").is_some();
+    let fail = |error| {
+        let mut failed = failed.lock().expect("no panic holds it");
+        failed.get_or_insert(error);
+    };
+    let work = || {
+        while !has_failed() {
+            let next = queue.lock().expect("no panic holds it").recv();
+            let Ok(job) = next else { return };
+            if let Err(error) = run(job) {
+                fail(error);
+            }
+        }
+    };
     std::thread::scope(|scope| {
-        for _ in 0..at_a_time.max(1) {
-            scope.spawn(|| {
-                while failed.lock().expect("no panic holds it").is_none() {
-                    let next = queue.lock().expect("no panic holds it").next();
-                    let Some(job) = next else { return };
-                    if let Err(error) = run(job) {
-                        failed
-                            .lock()
-                            .expect("no panic holds it")
-                            .get_or_insert(error);
-                    }
-                }
-            });
+        // Who wants one thing at a time gets that.
+        let beside = usize::from(at_a_time > 1);
+        for _ in 0..beside {
+            scope.spawn(work);
+        }
+        let mut waiting = jobs;
+        let mut to_build = kernels.iter();
+        let mut there = BTreeSet::new();
+        loop {
+            let has_all = |job: &T| needs(job).iter().all(|name| there.contains(name));
+            let (now, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(has_all);
+            waiting = later;
+            for job in now {
+                ready.send(job).expect("the queue outlives this");
+            }
+            let Some(&kernel) = to_build.next().filter(|_| !has_failed()) else {
+                break;
+            };
+            if let Err(error) = build(kernel) {
+                fail(error);
+                break;
+            }
+            there.insert(kernel);
+        }
+        drop(ready);
+        for _ in beside..at_a_time.max(1) {
+            scope.spawn(work);
         }
     });
     failed

@@ -57,7 +57,9 @@ fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
             .arg(&partial)
             .env("CARGO_TARGET_DIR", &target)
             .env("CARGO_HOME", paths.cache.join("cargo"))
-            .env("RUSTC", "/usr/bin/rustc"),
+            .env("RUSTC", "/usr/bin/rustc")
+            // It runs for seconds, and compiling it takes minutes.
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
     );
     installed.map_err(|error| failed(&format!("bindgen {BINDGEN}"), &error, NETWORK))?;
     put_in_place(&partial, &home)?;

@@ -19,17 +19,17 @@ use crate::export;
 use crate::hw;
 use crate::kernel::build::{Broken, Builder};
 use crate::kernel::compiler::Compiler;
-use crate::kernel::{Built, Kernels, Source};
+use crate::kernel::{Built, Kernel, Kernels, Source};
 use crate::mutants::{self, Mutants};
 use crate::outcome::{Verdict, status, status_of};
 use crate::paths::Paths;
-use crate::plan::{Job, Only, Plan, kernels_for, run_all};
+use crate::plan::{Job, Only, Plan, kernels_for, run_all, run_as_built};
 use crate::proc;
 use crate::report::{Outcome, Report};
 use crate::series::Series;
 use crate::setup;
 use crate::shell;
-use crate::topology::Topologies;
+use crate::topology::{Topologies, Topology};
 use crate::tree;
 use crate::ui::{Ui, seconds};
 use crate::vm::Booter;
@@ -147,15 +147,6 @@ impl Run<'_> {
         }
     }
 
-    /// A kernel that is built and not booted: that is the test.
-    fn only_build(&self, kernels: &Kernels, name: &str) -> Result<Outcome> {
-        let trouble = match self.build(kernels, &[name]) {
-            Ok(_) => None,
-            Err(error) => Some(error.downcast::<Broken>()?.to_string()),
-        };
-        Ok(Outcome::unless(name, "built without a warning", trouble))
-    }
-
     fn check(&self, only: &Only) -> Result<Verdict> {
         let names = check::QUICK.iter().chain(&check::BUILDING);
         let names: Vec<_> = ["style", "drift"].iter().chain(names).copied().collect();
@@ -241,12 +232,15 @@ impl Run<'_> {
             .into_iter()
             .filter(|name| picked.iter().any(|t| t.kernel == *name))
             .collect();
-        let tools = self.build(&kernels, &needed)?;
+        let (tools, tree) = self.tools_and_tree()?;
+        let compiler = self.compiler();
+        let builder = self.builder(&tools, &tree, &compiler);
         let booter = self.booter(&tools, &topologies);
         let limit = Duration::from_secs(300);
         let found = Mutex::new(Vec::new());
-        let jobs: Vec<_> = picked.iter().enumerate().collect();
-        run_all(jobs, self.jobs(), |(number, topology)| {
+        let jobs: Vec<_> = picked.iter().copied().enumerate().collect();
+        let build = |name: &str| builder.one(name, kernels.get(name)?);
+        let run = |(number, topology): (usize, &Topology)| {
             let name = format!("demo/{}", topology.name);
             let kernel = Built::at(self.paths, &topology.kernel);
             let (rows, ran) = demo::play(&booter, &name, &kernel, topology, limit)?;
@@ -261,7 +255,16 @@ impl Run<'_> {
                 .expect("no panic holds it")
                 .push((number, rows));
             Ok(())
-        })?;
+        };
+        let needed = kernels.in_order(&needed);
+        run_as_built(
+            jobs,
+            |(_, topology)| vec![topology.kernel.as_str()],
+            &needed,
+            self.jobs(),
+            build,
+            run,
+        )?;
         let mut found = found.into_inner().expect("no panic holds it");
         found.sort_by_key(|(number, _)| *number);
         let rows: Vec<_> = found.into_iter().flat_map(|(_, rows)| rows).collect();
@@ -362,7 +365,7 @@ impl Run<'_> {
         })?;
 
         let is_empty = tree.tip == tree.base;
-        let skipped = |name| vec![Outcome::skipped(name, "all", "patches/ is empty")];
+        let skipped = |name: &str| vec![Outcome::skipped(name, "all", "patches/ is empty")];
         let mut picked = Vec::new();
         for job in jobs.iter().filter(|job| only.picks(&job.name)) {
             if is_empty && job.needs_series(&kernels)? {
@@ -372,24 +375,29 @@ impl Run<'_> {
             }
         }
         let jobs = picked;
-        let tools = self.build(&kernels, &kernels_for(&jobs, &kernels))?;
-        // Last, as these begin with the objects of others.
-        for name in kernels.built_only() {
-            if only.picks(name) {
-                let needs_series = kernels.get(name)?.tree == Source::Series;
-                add(if is_empty && needs_series {
-                    skipped(name)
-                } else {
-                    vec![self.only_build(&kernels, name)?]
-                });
-            }
-        }
+        let built_only = kernels.built_only();
+        let built_only = built_only.into_iter().filter(|name| only.picks(name));
+        let mut names = kernels_for(&jobs, &kernels);
+        names.extend(built_only);
+        let (tools, tree) = self.tools_and_tree()?;
         if jobs.iter().any(|job| job.needs_rdma_core()) {
             // Before jobs run side by side, of which each would do it.
             setup::rdma_core::tests(self.paths, self.ui)?;
         }
+        let compiler = self.compiler();
+        let builder = self.builder(&tools, &tree, &compiler);
         let booter = self.booter(&tools, &topologies);
-        run_all(jobs, self.jobs(), |job: &Job<'_>| {
+        let build = |name: &str| {
+            let kernel = kernels.get(name)?;
+            let is_skipped = is_empty && kernel.tree == Source::Series;
+            match (kernel.is_built_only(), is_skipped) {
+                (false, _) => builder.one(name, kernel)?,
+                (true, false) => add(vec![only_build(&builder, name, kernel)?]),
+                (true, true) => add(skipped(name)),
+            }
+            Ok(())
+        };
+        let run = |job: &Job<'_>| {
             let start = Instant::now();
             let outcomes = job.run(&booter, self.paths)?;
             let part = Report { outcomes };
@@ -401,7 +409,9 @@ impl Run<'_> {
             ));
             add(part.outcomes);
             Ok(())
-        })?;
+        };
+        let names = kernels.in_order(&names);
+        run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
         let mut report = report.lock().expect("no panic holds it");
         for same in &plan.same {
             let outcome = same.compare(&report.outcomes);
@@ -485,4 +495,13 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+/// A kernel that is built and not booted: that is the test.
+fn only_build(builder: &Builder<'_>, name: &str, kernel: &Kernel) -> Result<Outcome> {
+    let trouble = match builder.one(name, kernel) {
+        Ok(()) => None,
+        Err(error) => Some(error.downcast::<Broken>()?.to_string()),
+    };
+    Ok(Outcome::unless(name, "built without a warning", trouble))
 }

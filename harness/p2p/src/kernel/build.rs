@@ -349,7 +349,8 @@ impl Make<'_> {
         if let Some(arch) = self.arch {
             command.arg(format!("ARCH={arch}"));
         }
-        command.args(self.builder.compiler.arguments(self.llvm));
+        let compiler = self.builder.compiler;
+        command.args(compiler.arguments(self.llvm, &self.builder.paths.root));
         for (variable, program) in [
             ("RUSTC", "/usr/bin/rustc"),
             ("RUSTDOC", "/usr/bin/rustdoc"),
@@ -386,10 +387,8 @@ impl Make<'_> {
             .env("CCACHE_DIR", self.builder.paths.cache.join("ccache"))
             .env("CCACHE_BASEDIR", &self.builder.paths.work)
             .env("CCACHE_NOHASHDIR", "1")
-            // Not CCACHE_DEPEND, although it is a fifth faster: without
-            // preprocessing, ccache does not see `.incbin`, and takes a compressed
-            // kernel for that of another one with the same length.
-            .env("CCACHE_NODEPEND", "1")
+            // harness/cached sets it where it is safe.
+            .env_remove("CCACHE_DEPEND")
             .env("CCACHE_MAXSIZE", "5G")
             .env("KBUILD_BUILD_TIMESTAMP", "Thu Jan 1 00:00:00 UTC 1970")
             .env("KBUILD_BUILD_USER", "p2p")

@@ -1,5 +1,10 @@
 //! Which compiler builds a kernel.
 
+use std::path::Path;
+
+/// Calls a compiler by way of ccache.
+const CACHED: &str = "harness/cached";
+
 /// What the user can choose. Without a choice it is GCC, by which a kernel takes
 /// two thirds of the time, or LLVM 19 where nothing else will do.
 #[derive(Clone, Debug, Default)]
@@ -11,8 +16,9 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Arguments of the kernel's make. `needs_llvm`: another compiler cannot.
-    pub fn arguments(&self, needs_llvm: bool) -> Vec<String> {
+    /// Arguments of the kernel's make. `needs_llvm`: another compiler cannot. `root`:
+    /// the repository.
+    pub fn arguments(&self, needs_llvm: bool, root: &Path) -> Vec<String> {
         let (llvm, cc) = match (&self.llvm, &self.cc) {
             (None, None) if needs_llvm => (Some("-19"), None),
             (None, None) => (None, Some("gcc")),
@@ -34,7 +40,7 @@ impl Compiler {
         arguments.push(if cc.starts_with("ccache ") {
             format!("CC={cc}")
         } else {
-            format!("CC=ccache {cc}")
+            format!("CC={} {cc}", root.join(CACHED).display())
         });
         arguments
     }
@@ -42,7 +48,12 @@ impl Compiler {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
+
     use super::*;
+    use crate::proc::capture;
 
     #[test]
     fn compilers() {
@@ -51,17 +62,55 @@ mod tests {
                 llvm: llvm.map(str::to_owned),
                 cc: cc.map(str::to_owned),
             };
-            compiler.arguments(needs_llvm).join(" ")
+            compiler.arguments(needs_llvm, Path::new("/r")).join(" ")
         };
-        assert_eq!(chosen(None, None, false), "LD=ld.lld CC=ccache gcc");
-        assert_eq!(chosen(None, None, true), "LLVM=-19 CC=ccache clang-19");
+        assert_eq!(
+            chosen(None, None, false),
+            "LD=ld.lld CC=/r/harness/cached gcc"
+        );
+        assert_eq!(
+            chosen(None, None, true),
+            "LLVM=-19 CC=/r/harness/cached clang-19"
+        );
         for needs_llvm in [false, true] {
             let chosen = |llvm, cc| chosen(llvm, cc, needs_llvm);
-            assert_eq!(chosen(Some("1"), None), "LLVM=1 CC=ccache clang");
-            assert_eq!(chosen(Some("-20"), None), "LLVM=-20 CC=ccache clang-20");
+            assert_eq!(chosen(Some("1"), None), "LLVM=1 CC=/r/harness/cached clang");
+            assert_eq!(
+                chosen(Some("-20"), None),
+                "LLVM=-20 CC=/r/harness/cached clang-20"
+            );
             assert_eq!(chosen(None, Some("ccache gcc-13")), "CC=ccache gcc-13");
             let both = chosen(Some("/opt/"), Some("gcc"));
-            assert_eq!(both, "LLVM=/opt/ CC=ccache gcc");
+            assert_eq!(both, "LLVM=/opt/ CC=/r/harness/cached gcc");
         }
+    }
+
+    #[test]
+    fn what_ccache_would_not_see_is_left_to_the_compiler() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        write(
+            "ccache",
+            "#!/bin/sh\necho ccache depend=$CCACHE_DEPEND \"$@\"\n",
+        );
+        let mode = Permissions::from_mode(0o755);
+        fs::set_permissions(dir.path().join("ccache"), mode).unwrap();
+        write("plain.c", "int a;\n");
+        write("image.c", "asm(\".incbin \\\"image\\\"\");\n");
+        write("image.S", ".incbin \"image\"\n");
+        let cached = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cached");
+        let path = format!("{}:{}", dir.path().display(), env!("PATH"));
+        let run = |source: &str| {
+            let mut command = Command::new(&cached);
+            command.args(["echo", "-c", source]).current_dir(dir.path());
+            capture(command.env("PATH", &path))
+                .unwrap()
+                .trim()
+                .to_owned()
+        };
+        assert_eq!(run("plain.c"), "ccache depend=1 echo -c plain.c");
+        assert_eq!(run("-"), "ccache depend=1 echo -c -");
+        assert_eq!(run("image.c"), "-c image.c");
+        assert_eq!(run("image.S"), "-c image.S");
     }
 }

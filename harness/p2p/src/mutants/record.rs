@@ -116,10 +116,11 @@ impl Record {
             .with_context(|| format!("{}: remove it to begin anew", file.display()))
     }
 
-    /// Forgets mutants that are no more.
-    pub fn keep(&mut self, names: &[String]) {
-        self.known
-            .retain(|known| known.name == super::NONE || names.contains(&known.name));
+    /// Forgets mutants that are no more, and what was so in another series.
+    pub fn keep(&mut self, key: impl Fn(&str) -> Option<String>) {
+        self.known.retain(|known| {
+            known.name == super::NONE || key(&known.name).as_ref() == Some(&known.key)
+        });
     }
 
     /// Whether that mutant, as it is now, was tested.

@@ -127,6 +127,12 @@ fn what_is_known_outlives_a_run_until_something_changes() {
     assert!(record.knows("a", "1"));
     assert!(!record.knows("a", "2"));
     assert!(!record.knows("b", "1"));
-    record.keep(&["b".to_owned()]);
-    assert!(!record.knows("a", "1"));
+    record.keep(|name| (name == "a").then(|| "1".to_owned()));
+    assert!(record.knows("a", "1"));
+    // Of another series, it is not shown either.
+    record.keep(|_| Some("2".to_owned()));
+    assert_eq!(
+        record.closing_line(&[mutant("a")]).split(", ").last(),
+        Some("1 not run")
+    );
 }

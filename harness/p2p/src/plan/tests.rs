@@ -182,3 +182,46 @@ fn jobs_run_until_the_first_error() {
     assert_eq!(*done.lock().unwrap(), 4);
     run_all(vec![1, 2, 3], 8, |_| Ok(())).unwrap();
 }
+
+#[test]
+fn a_job_runs_once_its_kernels_are_there() {
+    for at_a_time in [1, 2, 8] {
+        let (built, ran) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        let build = |kernel: &str| {
+            built.lock().unwrap().push(kernel.to_owned());
+            Ok(())
+        };
+        let jobs = vec![vec!["plain"], vec!["debug", "base"], vec!["base"], vec![]];
+        let kernels = ["base", "debug", "plain"];
+        let run = |needs: Vec<&str>| {
+            let built = built.lock().unwrap();
+            let has = |name: &&str| built.iter().any(|there| there == name);
+            assert!(needs.iter().all(has), "{needs:?}");
+            ran.lock().unwrap().push(needs.len());
+            Ok(())
+        };
+        run_as_built(jobs, Vec::clone, &kernels, at_a_time, build, run).unwrap();
+        assert_eq!(*built.lock().unwrap(), kernels);
+        assert_eq!(ran.lock().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn what_is_not_built_is_not_run() {
+    let build = |kernel: &str| {
+        if kernel == "debug" {
+            bail!("no")
+        } else {
+            Ok(())
+        }
+    };
+    let ran = Mutex::new(0);
+    let run = |_| {
+        *ran.lock().unwrap() += 1;
+        Ok(())
+    };
+    let jobs = vec![vec!["debug"], vec!["plain"]];
+    let result = run_as_built(jobs, Vec::clone, &["debug", "plain"], 2, build, run);
+    assert_eq!(result.unwrap_err().to_string(), "no");
+    assert_eq!(*ran.lock().unwrap(), 0);
+}
