@@ -39,6 +39,7 @@ pub const SOURCES: &str = "harness/guest/bench";
 pub struct Settings {
     icount: String,
     cpus: u32,
+    append: Vec<String>,
     limit: u64,
     #[serde(rename = "run")]
     runs: Vec<Run>,
@@ -138,6 +139,7 @@ impl Bench<'_> {
         ));
         let machine = Machine {
             cpus: self.settings.cpus,
+            append: self.settings.append.clone(),
             ..self.booter.machine.clone()
         };
         let booter = Booter {
