@@ -387,8 +387,9 @@ impl Make<'_> {
             .env("CCACHE_DIR", self.builder.paths.cache.join("ccache"))
             .env("CCACHE_BASEDIR", &self.builder.paths.work)
             .env("CCACHE_NOHASHDIR", "1")
-            // harness/cached sets it where it is safe.
+            // harness/cached sets them where that is right.
             .env_remove("CCACHE_DEPEND")
+            .env_remove("CCACHE_NOCPP2")
             .env("CCACHE_MAXSIZE", "5G")
             .env("KBUILD_BUILD_TIMESTAMP", "Thu Jan 1 00:00:00 UTC 1970")
             .env("KBUILD_BUILD_USER", "p2p")

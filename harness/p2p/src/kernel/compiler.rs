@@ -88,29 +88,36 @@ mod tests {
     #[test]
     fn what_ccache_would_not_see_is_left_to_the_compiler() {
         let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        write(
-            "ccache",
-            "#!/bin/sh\necho ccache depend=$CCACHE_DEPEND \"$@\"\n",
-        );
-        let mode = Permissions::from_mode(0o755);
-        fs::set_permissions(dir.path().join("ccache"), mode).unwrap();
-        write("plain.c", "int a;\n");
-        write("image.c", "asm(\".incbin \\\"image\\\"\");\n");
-        write("image.S", ".incbin \"image\"\n");
-        let cached = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cached");
-        let path = format!("{}:{}", dir.path().display(), env!("PATH"));
-        let run = |source: &str| {
-            let mut command = Command::new(&cached);
-            command.args(["echo", "-c", source]).current_dir(dir.path());
-            capture(command.env("PATH", &path))
-                .unwrap()
-                .trim()
-                .to_owned()
+        let program = |name: &str, says: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, format!("#!/bin/sh\necho {says}\n")).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
         };
-        assert_eq!(run("plain.c"), "ccache depend=1 echo -c plain.c");
-        assert_eq!(run("-"), "ccache depend=1 echo -c -");
-        assert_eq!(run("image.c"), "-c image.c");
-        assert_eq!(run("image.S"), "-c image.S");
+        program("ccache", "depend=$CCACHE_DEPEND nocpp2=$CCACHE_NOCPP2 $1");
+        program("gcc", "gcc");
+        program("clang", "clang");
+        let source = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        source("plain.c", "int a;\n");
+        source("image.c", "asm(\".incbin \\\"image\\\"\");\n");
+        source("image.S", ".incbin \"image\"\n");
+        let cached = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cached");
+        let others = std::env::var("PATH").unwrap();
+        let path = format!("{}:{others}", dir.path().display());
+        let run = |compiler: &str, source: &str, warn: &str| {
+            let mut command = Command::new(&cached);
+            command
+                .args([compiler, "-c", source])
+                .current_dir(dir.path());
+            command.env("PATH", &path).env("KBUILD_EXTRA_WARN", warn);
+            capture(&mut command).unwrap().trim().to_owned()
+        };
+        assert_eq!(run("clang", "plain.c", ""), "depend=1 nocpp2= clang");
+        assert_eq!(run("clang", "-", ""), "depend=1 nocpp2= clang");
+        assert_eq!(run("clang", "image.c", ""), "clang");
+        assert_eq!(run("clang", "image.S", ""), "clang");
+        for source in ["plain.c", "image.c", "image.S"] {
+            assert_eq!(run("gcc", source, ""), "depend= nocpp2=1 gcc");
+            assert_eq!(run("gcc", source, "1"), "depend= nocpp2= gcc");
+        }
     }
 }
