@@ -80,7 +80,9 @@ impl Coverage<'_> {
         let added = Added::of(self.builder.tree)?;
         let touched = added.files(&[".c", ".h"]);
         let tree = self.counting_tree(&touched)?;
-        self.builder.of(&tree).one(KERNEL, &settings.kernel)?;
+        self.builder
+            .of(&tree)
+            .alone(KERNEL, &settings.kernel, &[])?;
 
         let objects = paths.output.join(KERNEL);
         let mut lines = Lines::default();

@@ -34,7 +34,8 @@ pub struct Kernel {
     #[serde(default)]
     pub llvm: bool,
     /// Another kernel of the same tree: the first build begins with a copy of
-    /// its objects, and makes those that differ.
+    /// its objects, or else those of what that one is like, and makes those that
+    /// differ.
     pub like: Option<String>,
     /// Only built if it is asked for by name.
     #[serde(default)]
@@ -90,7 +91,7 @@ impl Kernels {
     }
 
     /// What a kernel is `like`, what that one is, and so on.
-    fn models(&self, name: &str) -> impl Iterator<Item = &str> {
+    pub fn models(&self, name: &str) -> impl Iterator<Item = &str> {
         let next = |name: &str| self.0.get(name)?.like.as_deref();
         // A kernel that is like itself, by whatever way round, is a mistake that
         // a test finds; it must not become a loop.
@@ -173,7 +174,7 @@ mod tests {
         }
         assert_eq!(kernels.built_only(), ["drivers"]);
         let order = kernels.in_order(&["drivers", "base", "no-p2p", "plain", "rdma"]);
-        assert_eq!(order, ["base", "plain", "no-p2p", "rdma", "drivers"]);
+        assert_eq!(order, ["base", "plain", "rdma", "drivers", "no-p2p"]);
         assert!(!kernels.picked(&Only::new(None)).contains(&"modules"));
         assert_eq!(kernels.picked(&Only::new(Some("modules"))), ["modules"]);
         let error = kernels.get("debgu").unwrap_err();

@@ -26,6 +26,9 @@ use crate::vm::{Boot, Booter, Ran};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
+    /// Kernels, and those that jobs run on in their place.
+    #[serde(default)]
+    instead: BTreeMap<String, String>,
     #[serde(rename = "job")]
     jobs: Vec<Spec>,
     /// Jobs whose results must be the same.
@@ -109,9 +112,10 @@ impl Plan {
                 named.collect::<Result<_>>()?
             };
             for topology in shapes {
+                let kernel = spec.kernel.as_ref().unwrap_or(&topology.kernel);
                 jobs.push(Job {
                     name: format!("{}/{}", spec.name, topology.name),
-                    kernel: spec.kernel.clone().unwrap_or(topology.kernel.clone()),
+                    kernel: self.instead.get(kernel).unwrap_or(kernel).clone(),
                     topology,
                     spec: spec.clone(),
                 });

@@ -19,7 +19,7 @@ use crate::export;
 use crate::hw;
 use crate::kernel::build::{Broken, Builder};
 use crate::kernel::compiler::Compiler;
-use crate::kernel::{Built, Kernel, Kernels, Source};
+use crate::kernel::{Built, Kernels, Source};
 use crate::mutants::{self, Mutants};
 use crate::outcome::{Verdict, status, status_of};
 use crate::paths::Paths;
@@ -239,7 +239,7 @@ impl Run<'_> {
         let limit = Duration::from_secs(300);
         let found = Mutex::new(Vec::new());
         let jobs: Vec<_> = picked.iter().copied().enumerate().collect();
-        let build = |name: &str| builder.one(name, kernels.get(name)?);
+        let build = |name: &str| builder.one(&kernels, name);
         let run = |(number, topology): (usize, &Topology)| {
             let name = format!("demo/{}", topology.name);
             let kernel = Built::at(self.paths, &topology.kernel);
@@ -391,8 +391,8 @@ impl Run<'_> {
             let kernel = kernels.get(name)?;
             let is_skipped = is_empty && kernel.tree == Source::Series;
             match (kernel.is_built_only(), is_skipped) {
-                (false, _) => builder.one(name, kernel)?,
-                (true, false) => add(vec![only_build(&builder, name, kernel)?]),
+                (false, _) => builder.one(&kernels, name)?,
+                (true, false) => add(vec![only_build(&builder, &kernels, name)?]),
                 (true, true) => add(skipped(name)),
             }
             Ok(())
@@ -498,8 +498,8 @@ impl Run<'_> {
 }
 
 /// A kernel that is built and not booted: that is the test.
-fn only_build(builder: &Builder<'_>, name: &str, kernel: &Kernel) -> Result<Outcome> {
-    let trouble = match builder.one(name, kernel) {
+fn only_build(builder: &Builder<'_>, kernels: &Kernels, name: &str) -> Result<Outcome> {
+    let trouble = match builder.one(kernels, name) {
         Ok(()) => None,
         Err(error) => Some(error.downcast::<Broken>()?.to_string()),
     };

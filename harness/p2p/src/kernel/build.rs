@@ -70,13 +70,20 @@ impl Builder<'_> {
     /// Builds the kernels of these names.
     pub fn all(&self, kernels: &Kernels, names: &[&str]) -> Result<()> {
         for name in kernels.in_order(names) {
-            self.one(name, kernels.get(name)?)?;
+            self.one(kernels, name)?;
         }
         Ok(())
     }
 
     /// Builds the kernel of that name, with its selftests.
-    pub fn one(&self, name: &str, kernel: &Kernel) -> Result<()> {
+    pub fn one(&self, kernels: &Kernels, name: &str) -> Result<()> {
+        let models: Vec<_> = kernels.models(name).collect();
+        self.alone(name, kernels.get(name)?, &models)
+    }
+
+    /// Builds a kernel with its selftests. `models`: kernels of the same tree, of which
+    /// the first that is there lends its objects.
+    pub fn alone(&self, name: &str, kernel: &Kernel, models: &[&str]) -> Result<()> {
         if kernel.llvm && self.compiler.llvm.is_none() && self.compiler.cc.is_some() {
             bail!(Usage(format!(
                 "kernel {name} can be built by LLVM alone: leave CC= out, or use ONLY="
@@ -109,8 +116,8 @@ impl Builder<'_> {
         let _ = fs::remove_file(&mark);
 
         let step = self.ui.step(format!("build: kernel {name}"));
-        if let Some(like) = &kernel.like {
-            begin_with(&Built::at(self.paths, like), &built)?;
+        for model in models {
+            begin_with(&Built::at(self.paths, model), &built)?;
         }
         let refused = make.configure(&text, &wanted, &step)?;
         if !refused.is_empty() {
