@@ -39,7 +39,6 @@ pub const SOURCES: &str = "harness/guest/bench";
 pub struct Settings {
     icount: String,
     cpus: u32,
-    append: Vec<String>,
     limit: u64,
     #[serde(rename = "run")]
     runs: Vec<Run>,
@@ -139,7 +138,6 @@ impl Bench<'_> {
         ));
         let machine = Machine {
             cpus: self.settings.cpus,
-            append: self.settings.append.clone(),
             ..self.booter.machine.clone()
         };
         let booter = Booter {

@@ -66,6 +66,9 @@ pub struct Spec {
     #[serde(default)]
     pub gcov: bool,
     pub icount: Option<String>,
+    /// Added to the kernel's command line.
+    #[serde(default)]
+    pub append: Vec<String>,
     /// Text in a report of the kernel's log that a test provokes.
     #[serde(default)]
     pub allow: Vec<String>,
@@ -212,7 +215,7 @@ impl<'a> Job<'a> {
         limit: Duration,
     ) -> Result<Ran> {
         let step = booter.ui.step(format!("run: {}", self.name));
-        let mut append = Vec::new();
+        let mut append = self.spec.append.clone();
         if let Some(filter) = &self.spec.kunit {
             append.push("kunit.enable=1".to_owned());
             if filter != "*" {

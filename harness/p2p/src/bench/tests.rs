@@ -62,7 +62,7 @@ fn sums_of_figures() {
 }
 
 fn settings(text: &str) -> Settings {
-    toml::from_str(&format!("icount = ''\ncpus = 1\nappend = []\nlimit = 1\n{text}")).unwrap()
+    toml::from_str(&format!("icount = ''\ncpus = 1\nlimit = 1\n{text}")).unwrap()
 }
 
 #[test]
