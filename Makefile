@@ -37,7 +37,7 @@ help: ## list the targets
 	@echo '  KDIR=dir   base the series on this kernel tree (its HEAD), not on Debian'"'"'s'
 	@echo '  O=dir      build the kernels in dir/plain, dir/debug, ... and not in build/'
 	@echo '  QEMU=path  the qemu-system-x86_64 to use'
-	@echo '  LLVM=, CC= the compiler, as for the kernel (default: LLVM=-19)'
+	@echo '  LLVM=, CC= the compiler, as for the kernel (default: gcc, or clang-19 for KASAN)'
 	@echo '  J=n        jobs at a time'
 	@echo '  ONLY=name  only this part of a target, e.g. ONLY=switch'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
