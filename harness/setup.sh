@@ -127,7 +127,7 @@ elif command -v dpkg-query >/dev/null 2>&1; then
 else
 	for program in clang-19 ld.lld-19 gcc make git perl flex bison bc pahole \
 		depmod cpio rsync ccache python3 xz zstd qemu-system-x86_64 \
-		ip rdma pkg-config \
+		ip rdma pkg-config taskset \
 		/usr/bin/cargo /usr/bin/rustc; do
 		command -v "$program" >/dev/null 2>&1 ||
 			die "$program not found. This is not a Debian: install what holds it, then try again."

@@ -20,6 +20,10 @@ use crate::setup::{Tools, search_path};
 use crate::topology::{Machine, Topology, vram};
 use crate::ui::{Step, Ui};
 
+mod processor;
+
+use processor::{PROCESSORS, Processor};
+
 /// Boots virtual machines.
 pub struct Booter<'a> {
     /// Where things are.
@@ -124,7 +128,8 @@ impl Booter<'_> {
     pub fn boot(&self, boot: &Boot<'_>, step: &Step<'_>) -> Result<Ran> {
         let dir = self.prepare(boot)?;
         let judge = Bench::open(&dir, boot.topology.gpus.len())?;
-        let command = self.command(boot, &dir, Some(boot.limit))?;
+        let processor = PROCESSORS.take();
+        let command = self.command(boot, &dir, Some((boot.limit, &processor)))?;
         if self.ui.verbose {
             self.ui.say(format!("+ {}", shown(&command)));
         }
@@ -139,6 +144,7 @@ impl Booter<'_> {
                 panic = Some(line.to_owned());
             }
         });
+        drop(processor);
         judge.close(&dir);
         let status = status?;
         let time = start.elapsed();
@@ -203,13 +209,18 @@ impl Booter<'_> {
         self.paths.build().join("run/home")
     }
 
-    /// `limit`: how long it may take; none for a shell.
-    fn command(&self, boot: &Boot<'_>, dir: &Path, limit: Option<Duration>) -> Result<Command> {
+    /// `limits`: how long it may take, and where it runs; none for a shell.
+    fn command(
+        &self,
+        boot: &Boot<'_>,
+        dir: &Path,
+        limits: Option<(Duration, &Processor<'_>)>,
+    ) -> Result<Command> {
         let vng = self.tools.vng_dir.join("vng");
-        let mut command = match limit {
-            Some(limit) => {
+        let mut command = match limits {
+            Some((limit, processor)) => {
                 // It ends the machine in time even if we are killed.
-                let mut command = Command::new("timeout");
+                let mut command = processor.command("timeout");
                 command.args(["--kill-after=5", &limit.as_secs().to_string()]);
                 command.arg(vng);
                 command
@@ -251,7 +262,7 @@ impl Booter<'_> {
             qemu.push(value);
         }
         command.arg(format!("--qemu-opts={}", qemu.join(" ")));
-        if limit.is_some() {
+        if limits.is_some() {
             command.args(["--", "sh"]).arg(dir.join("job.sh"));
         }
         Ok(command)

@@ -1,0 +1,98 @@
+//! A processor of the host for each machine.
+//!
+//! While QEMU counts instructions it runs all of a machine's CPUs in one thread, and
+//! the clock that edu waits for in another one. What goes from one to the other and
+//! back costs up to a sixth more on two processors of a virtual host than on one.
+
+use std::fs;
+use std::process::Command;
+use std::sync::{LazyLock, Mutex};
+
+/// Those that we may run on.
+pub static PROCESSORS: LazyLock<Pool> = LazyLock::new(|| Pool::new(allowed()));
+
+/// Processors that no machine has.
+pub struct Pool(Mutex<Vec<u32>>);
+
+/// A processor that no other machine of ours has meanwhile; none if there are more
+/// machines than processors.
+pub struct Processor<'a> {
+    pool: &'a Pool,
+    number: Option<u32>,
+}
+
+impl Pool {
+    fn new(numbers: Vec<u32>) -> Self {
+        Self(Mutex::new(numbers))
+    }
+
+    /// The next free one.
+    pub fn take(&self) -> Processor<'_> {
+        Processor {
+            pool: self,
+            number: self.0.lock().expect("no panic holds it").pop(),
+        }
+    }
+}
+
+impl Processor<'_> {
+    /// A program that is to run there, and what it starts.
+    pub fn command(&self, program: &str) -> Command {
+        let Some(number) = self.number else {
+            return Command::new(program);
+        };
+        let mut command = Command::new("taskset");
+        command.args(["--cpu-list", &number.to_string(), program]);
+        command
+    }
+}
+
+impl Drop for Processor<'_> {
+    fn drop(&mut self) {
+        let mut free = self.pool.0.lock().expect("no panic holds it");
+        free.extend(self.number);
+    }
+}
+
+fn allowed() -> Vec<u32> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.and_then(parse).unwrap_or_default()
+}
+
+/// `0-3,8`
+fn parse(list: &str) -> Option<Vec<u32>> {
+    let mut all = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        all.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+    }
+    Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proc::shown;
+
+    #[test]
+    fn lists_of_processors() {
+        assert_eq!(parse("\t0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+        assert_eq!(parse("5"), Some(vec![5]));
+        assert_eq!(parse("?"), None);
+        assert!(!allowed().is_empty());
+    }
+
+    #[test]
+    fn no_two_machines_have_the_same() {
+        let pool = Pool::new(vec![0, 1]);
+        let taken: Vec<_> = (0..3).map(|_| pool.take()).collect();
+        let commands: Vec<_> = taken.iter().map(|p| shown(&p.command("vng"))).collect();
+        let on = |number| format!("taskset --cpu-list {number} vng");
+        assert_eq!(commands, [on(1), on(0), "vng".to_owned()]);
+        drop(taken);
+        assert_eq!(pool.0.lock().unwrap().len(), 2);
+    }
+}
