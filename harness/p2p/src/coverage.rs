@@ -82,7 +82,7 @@ impl Coverage<'_> {
         let tree = self.counting_tree(&touched)?;
         self.builder
             .of(&tree)
-            .alone(KERNEL, &settings.kernel, &[])?;
+            .build(KERNEL, &settings.kernel, &[])?;
 
         let objects = paths.output.join(KERNEL);
         let mut lines = Lines::default();

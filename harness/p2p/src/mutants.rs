@@ -126,7 +126,7 @@ impl Mutants<'_> {
         }
         if !wanted.is_empty() {
             let plant = Plant::new(self, &settings, topology)?;
-            plant.builder().alone(KERNEL, &settings.kernel, &[])?;
+            plant.builder().build(KERNEL, &settings.kernel, &[])?;
             let runs: BTreeSet<_> = wanted.iter().flat_map(|m| m.programs.clone()).collect();
             let kunit = wanted.iter().any(|mutant| mutant.kunit.is_some());
             let key_of_none = digest(format!("{base}\n{runs:?}\n{kunit}").as_bytes());

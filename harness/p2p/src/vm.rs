@@ -144,7 +144,6 @@ impl Booter<'_> {
                 panic = Some(line.to_owned());
             }
         });
-        drop(processor);
         judge.close(&dir);
         let status = status?;
         let time = start.elapsed();

@@ -78,12 +78,12 @@ impl Builder<'_> {
     /// Builds the kernel of that name, with its selftests.
     pub fn one(&self, kernels: &Kernels, name: &str) -> Result<()> {
         let models: Vec<_> = kernels.models(name).collect();
-        self.alone(name, kernels.get(name)?, &models)
+        self.build(name, kernels.get(name)?, &models)
     }
 
     /// Builds a kernel with its selftests. `models`: kernels of the same tree, of which
     /// the first that is there lends its objects.
-    pub fn alone(&self, name: &str, kernel: &Kernel, models: &[&str]) -> Result<()> {
+    pub fn build(&self, name: &str, kernel: &Kernel, models: &[&str]) -> Result<()> {
         if kernel.llvm && self.compiler.llvm.is_none() && self.compiler.cc.is_some() {
             bail!(Usage(format!(
                 "kernel {name} can be built by LLVM alone: leave CC= out, or use ONLY="
@@ -116,9 +116,8 @@ impl Builder<'_> {
         let _ = fs::remove_file(&mark);
 
         let step = self.ui.step(format!("build: kernel {name}"));
-        for model in models {
-            begin_with(&Built::at(self.paths, model), &built)?;
-        }
+        let models: Vec<_> = models.iter().map(|m| Built::at(self.paths, m)).collect();
+        begin_with(&models, &built)?;
         let refused = make.configure(&text, &wanted, &step)?;
         if !refused.is_empty() {
             bail!(
@@ -216,13 +215,16 @@ fn only_built<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
         .collect()
 }
 
-/// Gives a kernel that was not built yet the objects of one that was. Kbuild
+/// Gives a kernel that was not built yet the objects of the first one that was. Kbuild
 /// knows which options an object depends on, and makes it again where they differ.
-fn begin_with(model: &Built, built: &Built) -> Result<()> {
-    if built.dir.join(".config").is_file() || !model.dir.join(MARK).is_file() {
+fn begin_with(models: &[Built], built: &Built) -> Result<()> {
+    let mut whole = models.iter().filter(|model| model.dir.join(MARK).is_file());
+    let Some(model) = whole
+        .next()
+        .filter(|_| !built.dir.join(".config").is_file())
+    else {
         return Ok(());
-    }
-    // A copy that was interrupted has another name.
+    };
     let partial = built.dir.with_extension("partial");
     for dir in [&partial, &built.dir] {
         if dir.exists() {
@@ -544,26 +546,33 @@ mod tests {
         assert_eq!(arguments, ["-j2", "--keep-going", "W=1e", "a.o", "b/"]);
     }
 
+    /// Kernels of these names in one folder.
+    fn kernels<const N: usize>(names: [&str; N]) -> (tempfile::TempDir, [Built; N]) {
+        let dir = tempfile::tempdir().unwrap();
+        let built = names.map(|name| Built {
+            dir: dir.path().join(name),
+        });
+        (dir, built)
+    }
+
+    fn write(kernel: &Built, path: &str, text: &str) {
+        let path = kernel.dir.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
     #[test]
     fn a_kernel_begins_with_the_objects_of_another() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| Built {
-            dir: dir.path().join(name),
-        };
-        let (plain, other) = (at("plain"), at("other"));
-        let write = |path: &str, text: &str| {
-            let path = plain.dir.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
+        let (_dir, [plain, other]) = kernels(["plain", "other"]);
+        let models = [plain.clone()];
         let command = format!("gcc -I{0}/tools {0} {0}-x", plain.dir.display());
-        write("tools/objtool/.a.o.cmd", &command);
-        write("ko/a.ko", "");
+        write(&plain, "tools/objtool/.a.o.cmd", &command);
+        write(&plain, "ko/a.ko", "");
         // Not before it is whole.
-        begin_with(&plain, &other).unwrap();
+        begin_with(&models, &other).unwrap();
         assert!(!other.dir.exists());
-        write(MARK, "");
-        begin_with(&plain, &other).unwrap();
+        write(&plain, MARK, "");
+        begin_with(&models, &other).unwrap();
         let read = |path: &str| fs::read_to_string(other.dir.join(path)).unwrap();
         let renamed = format!(
             "gcc -I{1}/tools {1} {0}-x",
@@ -573,37 +582,45 @@ mod tests {
         assert_eq!(read("tools/objtool/.a.o.cmd"), renamed);
         assert!(!other.dir.join("ko").exists() && !other.dir.join(MARK).exists());
         // What is there already is left alone.
-        write(".config", "");
-        fs::write(other.dir.join(".config"), "mine").unwrap();
-        begin_with(&plain, &other).unwrap();
+        write(&plain, ".config", "");
+        write(&other, ".config", "mine");
+        begin_with(&models, &other).unwrap();
         assert_eq!(read(".config"), "mine");
     }
 
     #[test]
-    fn a_kernel_that_is_set_aside_stays_as_it_is() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| Built {
-            dir: dir.path().join(name),
-        };
-        let (kernel, aside) = (at("kernel"), at("aside"));
-        let write = |path: &str, text: &str| {
-            let path = kernel.dir.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        for list in [".config", "System.map", "modules.builtin"] {
-            write(list, "");
+    fn the_first_model_that_is_there_is_taken() {
+        let (_dir, [rdma, plain, other]) = kernels(["rdma", "plain", "other"]);
+        let models = [rdma.clone(), plain.clone()];
+        for model in &models {
+            write(model, "tools/of", &model.dir.display().to_string());
         }
-        write("modules.builtin.modinfo", "");
-        write("modules.order", "drivers/a.o\n");
-        write("selftests/mm/test", "");
+        let of = || fs::read_to_string(other.dir.join("tools/of")).unwrap();
+        write(&plain, MARK, "");
+        begin_with(&models, &other).unwrap();
+        assert_eq!(of(), plain.dir.display().to_string());
+        fs::remove_dir_all(&other.dir).unwrap();
+        write(&rdma, MARK, "");
+        begin_with(&models, &other).unwrap();
+        assert_eq!(of(), rdma.dir.display().to_string());
+    }
+
+    #[test]
+    fn a_kernel_that_is_set_aside_stays_as_it_is() {
+        let (_dir, [kernel, aside]) = kernels(["kernel", "aside"]);
+        for list in [".config", "System.map", "modules.builtin"] {
+            write(&kernel, list, "");
+        }
+        write(&kernel, "modules.builtin.modinfo", "");
+        write(&kernel, "modules.order", "drivers/a.o\n");
+        write(&kernel, "selftests/mm/test", "");
         for defect in ["one", "another"] {
-            write("arch/x86/boot/bzImage", defect);
-            write("drivers/a.ko", defect);
+            write(&kernel, "arch/x86/boot/bzImage", defect);
+            write(&kernel, "drivers/a.ko", defect);
             set_aside(&kernel, &aside).unwrap();
         }
-        write("arch/x86/boot/bzImage", "a third");
-        write("drivers/a.ko", "a third");
+        write(&kernel, "arch/x86/boot/bzImage", "a third");
+        write(&kernel, "drivers/a.ko", "a third");
         assert_eq!(fs::read_to_string(aside.image()).unwrap(), "another");
         let module = aside.modules().join("a.ko");
         assert_eq!(fs::read_to_string(module).unwrap(), "another");

@@ -2,6 +2,7 @@ use super::*;
 
 use std::path::PathBuf;
 
+use crate::kernel::{Kernel, config};
 use crate::vm::End;
 
 fn root() -> PathBuf {
@@ -45,6 +46,26 @@ fn the_plan_of_this_repository() {
         for name in &same.jobs {
             assert!(jobs.iter().any(|job| job.name == *name), "{name}");
         }
+    }
+    for (missing, there) in &plan.instead {
+        assert!(
+            jobs.iter()
+                .all(|job| !job.needs().contains(&missing.as_str()))
+        );
+        let (missing, there) = (kernels.get(missing).unwrap(), kernels.get(there).unwrap());
+        assert_eq!(missing.tree, there.tree);
+        // Nothing less, and nothing otherwise.
+        let options = |kernel: &Kernel| config::wanted(&root(), &kernel.fragments).unwrap();
+        let has = options(there);
+        for (option, value) in options(missing) {
+            assert_eq!(has.get(&option), Some(&value), "{option}");
+        }
+        assert!(
+            missing
+                .selftests
+                .iter()
+                .all(|s| there.selftests.contains(s))
+        );
     }
     // Every topology is judged.
     for topology in topologies.all() {
@@ -188,6 +209,8 @@ fn a_job_runs_once_its_kernels_are_there() {
     for at_a_time in [1, 2, 8] {
         let (built, ran) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
         let build = |kernel: &str| {
+            // Time for a job to run too early.
+            std::thread::sleep(std::time::Duration::from_millis(10));
             built.lock().unwrap().push(kernel.to_owned());
             Ok(())
         };
