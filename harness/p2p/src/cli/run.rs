@@ -350,9 +350,9 @@ impl Run<'_> {
                 .outcomes
                 .extend(outcomes);
         };
-        let tree = tree::ensure(self.paths, self.ui)?;
+        let (tools, tree) = self.tools_and_tree()?;
         let checker = Checker::new(self.paths, &tree)?;
-        // Before anything is built: what they say is there early.
+        // Before any kernel is built: what they say is there early.
         let looks = own::NAMES.iter().chain(&check::QUICK);
         let looks = looks.copied().filter(|name| only.picks(name)).collect();
         run_all(looks, self.jobs(), |name| {
@@ -376,10 +376,9 @@ impl Run<'_> {
         }
         let jobs = picked;
         let built_only = kernels.built_only();
-        let built_only = built_only.into_iter().filter(|name| only.picks(name));
         let mut names = kernels_for(&jobs, &kernels);
-        names.extend(built_only);
-        let (tools, tree) = self.tools_and_tree()?;
+        let picked = kernels.picked(only).into_iter();
+        names.extend(picked.filter(|name| built_only.contains(name)));
         if jobs.iter().any(|job| job.needs_rdma_core()) {
             // Before jobs run side by side, of which each would do it.
             setup::rdma_core::tests(self.paths, self.ui)?;
