@@ -45,6 +45,7 @@ pub const BUILDING: [&str; 2] = ["objects", "rustdoc"];
 #[serde(deny_unknown_fields)]
 struct Settings {
     fragments: Vec<String>,
+    targets: Vec<String>,
     words: Vec<String>,
 }
 

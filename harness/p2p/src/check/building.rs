@@ -8,6 +8,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use super::messages::folded;
 use super::{Checker, outcome};
 use crate::kernel::build::{Builder, Make};
 use crate::kernel::config;
@@ -23,8 +24,7 @@ const MODES: [&str; 4] = [
     "CLIPPY_DRIVER=/usr/bin/clippy-driver",
 ];
 
-/// Touched C files one by one, the folders of touched drivers in Rust, and the
-/// kernel's crates, with W=1, sparse and clippy.
+/// Touched files one by one, and the kernel's crates, with W=1, sparse and clippy.
 pub fn objects(
     checker: &Checker<'_>,
     builder: &Builder<'_>,
@@ -39,18 +39,15 @@ pub fn objects(
         llvm: true,
     };
     configure(checker, &make, step)?;
-    let mut targets = BTreeSet::new();
-    let mut outcomes = Vec::new();
-    for file in checker.touched(&[".c"]) {
-        if let Some(target) = object(&checker.tree.dir, file) {
-            targets.insert(target);
-        }
-    }
-    for file in checker.touched(&[".rs"]) {
-        if let Some(target) = folder(&checker.tree.dir, file) {
-            targets.insert(target);
-        }
-    }
+    let files = checker.touched(&[".c", ".rs"]);
+    let (targets, left_out) = targets(&checker.tree.dir, &files, &checker.settings.targets);
+    let mut outcomes: Vec<_> = left_out
+        .iter()
+        .map(|file| {
+            let trouble = "nothing that is built has it: name a target in qemu/check.toml";
+            Outcome::unless("objects", file, Some(trouble.to_owned()))
+        })
+        .collect();
     // rust/ is built by `prepare`. With -k one message does not hide another.
     let jobs = format!("-j{}", builder.jobs);
     let mut arguments = vec![jobs.as_str(), "-k"];
@@ -70,15 +67,11 @@ pub fn objects(
     }
     let mut about = checker.about(&said);
     for target in &targets {
-        let mut files: Vec<_> = checker.touched(&[".c", ".rs"]);
-        files.retain(|file| {
-            target.strip_suffix(".o") == file.strip_suffix(".c") || {
-                target.ends_with('/') && file.starts_with(target.as_str())
-            }
-        });
+        let source = folded(target);
+        let source = source.trim_end_matches('o');
         let (of_it, others) = about
             .into_iter()
-            .partition::<Vec<_>, _>(|text| files.iter().any(|file| text.contains(file)));
+            .partition::<Vec<_>, _>(|text| folded(text).contains(source));
         about = others;
         let trouble = (!of_it.is_empty()).then(|| of_it.join("\n"));
         outcomes.push(Outcome::unless("objects", target, trouble));
@@ -107,26 +100,53 @@ fn configure(checker: &Checker<'_>, make: &Make<'_>, step: &Step<'_>) -> Result<
     Ok(())
 }
 
-/// What make calls the object of a C file; nothing if it is part of another.
-pub fn object(tree: &Path, file: &str) -> Option<String> {
-    let object = format!("{}.o", file.strip_suffix(".c")?);
-    let (dir, name) = object.rsplit_once('/')?;
-    let makefile = fs::read_to_string(tree.join(dir).join("Makefile")).ok()?;
-    let named = makefile
-        .split(|c: char| c.is_whitespace() || "=:".contains(c))
-        .any(|word| word == name);
-    named.then(|| object.clone())
+/// What make is asked for to build these files, and those that it has no target for.
+/// `named`: targets that are not called as their files are. The modules of a crate
+/// come with its root; what is in rust/ and tools/ is built otherwise.
+pub fn targets<'a>(
+    tree: &Path,
+    files: &[&'a str],
+    named: &[String],
+) -> (BTreeSet<String>, Vec<&'a str>) {
+    let mut targets = BTreeSet::new();
+    let mut others = Vec::new();
+    for file in files {
+        if file.starts_with("rust/") || file.starts_with("tools/") {
+            continue;
+        }
+        let is_its = |target: &&String| stem(&folded(target)) == stem(file);
+        match object(tree, file).or_else(|| named.iter().find(is_its).cloned()) {
+            Some(target) => {
+                targets.insert(target);
+            }
+            None => others.push(*file),
+        }
+    }
+    others.retain(|file| {
+        let folders: Vec<_> = Path::new(file).ancestors().skip(1).collect();
+        let has_root = files.iter().any(|root| {
+            let folder = Path::new(root).parent().expect("it is a file");
+            root.ends_with(".rs") && folders.contains(&folder) && object(tree, root).is_some()
+        });
+        !(file.ends_with(".rs") && has_root)
+    });
+    (targets, others)
 }
 
-/// The folder that a Rust file outside of rust/ is built in: the nearest one
-/// with a Makefile.
-pub fn folder(tree: &Path, file: &str) -> Option<String> {
-    if file.starts_with("rust/") {
-        return None;
-    }
-    let folders = Path::new(file).ancestors().skip(1);
-    let mut built = folders.filter(|dir| tree.join(dir).join("Makefile").is_file());
-    Some(format!("{}/", built.next()?.display()))
+fn stem(file: &str) -> &str {
+    file.rsplit_once('.').map_or(file, |(stem, _)| stem)
+}
+
+/// What make calls a file's object; nothing if it is part of another.
+fn object(tree: &Path, file: &str) -> Option<String> {
+    let object = format!("{}.o", stem(file));
+    let (dir, name) = object.rsplit_once('/')?;
+    let named = ["Makefile", "Kbuild"].iter().any(|makefile| {
+        let text = fs::read_to_string(tree.join(dir).join(makefile)).unwrap_or_default();
+        text.split(|c: char| c.is_whitespace() || "=:".contains(c))
+            .any(|word| word == name)
+    });
+    named.then(|| object.clone())
 }
 
 /// The documentation of the kernel's crates.

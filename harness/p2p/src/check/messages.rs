@@ -16,7 +16,7 @@ pub fn about(said: &str, added: &Added) -> Vec<String> {
         let Some((file, number)) = place(text) else {
             continue;
         };
-        if !added.has(file, number) {
+        if !added.has(&folded(file), number) {
             continue;
         }
         match rustc {
@@ -29,6 +29,20 @@ pub fn about(said: &str, added: &Added) -> Vec<String> {
     let mut seen = BTreeSet::new();
     found.retain(|text| seen.insert(text.clone()));
     found
+}
+
+/// `a/b/../c` as `a/c`, as Kbuild calls objects that are built from another folder.
+pub fn folded(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match parts.last() {
+            Some(last) if part == ".." && !["", ".."].contains(last) => {
+                parts.pop();
+            }
+            _ => parts.push(part),
+        }
+    }
+    parts.join("/")
 }
 
 fn complains(line: &str) -> bool {
@@ -64,6 +78,7 @@ mod tests {
         let added = Added::parse(DIFF);
         let said = "\
 mm/hmm.c:11:5: warning: context imbalance
+mm/x/../hmm.c:12:5: warning: unused
 mm/hmm.c:13:5: warning: old
 Warning: mm/hmm.c:32 No description found for return value of 'f'
 /x/linux/mm/hmm.c:12: WARNING: Unexpected indentation.
@@ -75,8 +90,8 @@ warning: old
 note: at mm/hmm.c:11:2
 ";
         let found = about(said, &added);
-        assert_eq!(found.len(), 4, "{found:?}");
+        assert_eq!(found.len(), 5, "{found:?}");
         assert!(found[0].contains("imbalance"));
-        assert!(found[3].starts_with("warning: unresolved link"));
+        assert!(found[4].starts_with("warning: unresolved link"));
     }
 }

@@ -56,18 +56,22 @@ fn what_make_calls_things() {
         "mm/Makefile",
         "obj-y := a.o\nobj-$(CONFIG_X) += hmm.o \\\n\thmm_p2p.o\n",
     );
-    write("drivers/misc/Makefile", "");
-    write("drivers/misc/gpu/page.rs", "");
-    let object = |file| building::object(dir.path(), file);
-    assert_eq!(object("mm/hmm_p2p.c").as_deref(), Some("mm/hmm_p2p.o"));
-    assert_eq!(object("mm/other.c"), None);
-    assert_eq!(object("rust/helpers/hmm.c"), None);
-    let folder = |file| building::folder(dir.path(), file);
-    assert_eq!(
-        folder("drivers/misc/gpu/page.rs").as_deref(),
-        Some("drivers/misc/")
-    );
-    assert_eq!(folder("rust/kernel/mm.rs"), None);
+    write("drivers/misc/Kbuild", "obj-m := gpu.o\n");
+    write("kfd/Makefile", "files := $(DIR)/move.o\n");
+    let files = [
+        "mm/hmm_p2p.c",
+        "mm/other.c",
+        "rust/helpers/hmm.c",
+        "drivers/misc/gpu.rs",
+        "drivers/misc/gpu/page.rs",
+        "drivers/other.rs",
+        "kfd/move.c",
+    ];
+    let named = ["gpu/../kfd/move.o".to_owned()];
+    let (targets, left_out) = building::targets(dir.path(), &files, &named);
+    let wanted = ["drivers/misc/gpu.o", "gpu/../kfd/move.o", "mm/hmm_p2p.o"];
+    assert_eq!(Vec::from_iter(targets), wanted);
+    assert_eq!(left_out, ["mm/other.c", "drivers/other.rs"]);
 }
 
 #[test]
