@@ -13,7 +13,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::demo;
 use crate::kernel::Built;
 use crate::outcome::Verdict;
 use crate::paths::Paths;
@@ -128,7 +127,7 @@ impl Bench<'_> {
         let kernel = Built::at(self.paths, &run.kernel);
         let name = format!("bench/{}", run.name);
         let step = self.ui.step(format!("run: {name}"));
-        let mut job = demo::load(&run.load, topology);
+        let mut job = self.booter.load(&run.load, topology);
         let path = |name: &str| quote(&output(&kernel).join(name).to_string_lossy()).clone();
         job.push_str(&format!(
             "insmod {} || finish 103\nrun bench {} {}\n",

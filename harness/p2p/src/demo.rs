@@ -67,7 +67,7 @@ pub fn play(
             topology,
             append: &[],
             icount: None,
-            job: script(kernel, topology),
+            job: script(booter, kernel, topology),
             limit,
         },
         &step,
@@ -85,22 +85,10 @@ fn file(number: usize, scenario: &Scenario) -> String {
     format!("{number}-{}", scenario.name)
 }
 
-/// The lines that load the drivers of a topology.
-pub fn load(modules: &[impl AsRef<str>], topology: &Topology) -> String {
-    modules
-        .iter()
-        .map(|module| {
-            let module = module.as_ref();
-            let parameters = topology.modules.get(module).map_or("", String::as_str);
-            format!("load {module} {parameters}\n")
-        })
-        .collect()
-}
-
-fn script(kernel: &Built, topology: &Topology) -> String {
+fn script(booter: &Booter<'_>, kernel: &Built, topology: &Topology) -> String {
     let program = kernel.selftests("p2pdma").join("p2p_demo");
     let program = quote(&program.to_string_lossy());
-    let mut job = load(&["p2ptest_gpu", "p2ptest_nic"], topology);
+    let mut job = booter.load(&["p2ptest_gpu", "p2ptest_nic"], topology);
     job.push_str("find_judge\n");
     for (number, scenario) in topology.scenarios.iter().enumerate() {
         let file = file(number, scenario);

@@ -226,7 +226,7 @@ impl<'a> Job<'a> {
             Some(name) => Built::at(paths, name),
             None => kernel.clone(),
         };
-        let mut job = demo::load(&self.spec.load, self.topology);
+        let mut job = booter.load(&self.spec.load, self.topology);
         for script in &self.spec.prepare {
             let file = guest_script(&paths.root, script);
             job.push_str(&format!(". {}\n", quote(&file.to_string_lossy())));

@@ -93,6 +93,28 @@ pub struct Machine {
     pub globals: Vec<String>,
     /// The kernel's command line.
     pub append: Vec<String>,
+    /// What modules are loaded with.
+    pub modules: BTreeMap<String, Since>,
+}
+
+/// Parameters of a module that want a recent QEMU.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Since {
+    /// QEMU's major version.
+    pub qemu: u32,
+    /// As insmod takes them.
+    pub parameters: String,
+}
+
+impl Machine {
+    /// What a module is loaded with in a topology, by a QEMU of this major version.
+    pub fn parameters(&self, module: &str, qemu: u32, topology: &Topology) -> String {
+        let here = self.modules.get(module).filter(|since| qemu >= since.qemu);
+        let here = here.map(|since| since.parameters.as_str());
+        let there = topology.modules.get(module).map(String::as_str);
+        Vec::from_iter(here.into_iter().chain(there)).join(" ")
+    }
 }
 
 /// All topologies, and the machine they are in.
@@ -246,6 +268,17 @@ mod tests {
         }
         let error = topologies.get("swich").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
+    }
+
+    #[test]
+    fn modules_have_what_qemu_and_topology_want() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let (machine, small) = (&topologies.machine, topologies.get("small-bar").unwrap());
+        assert_eq!(machine.parameters("p2ptest_nic", 7, small), "");
+        let recent = machine.parameters("p2ptest_nic", 10, small);
+        assert_eq!(recent, "max_transfer=4096");
+        assert_eq!(machine.parameters("p2ptest_gpu", 10, small), "window=2");
     }
 
     #[test]

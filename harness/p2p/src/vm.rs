@@ -21,6 +21,7 @@ use crate::topology::{Machine, Topology, vram};
 use crate::ui::{Step, Ui};
 
 mod processor;
+pub mod qemu;
 
 use processor::{PROCESSORS, Processor};
 
@@ -34,6 +35,8 @@ pub struct Booter<'a> {
     pub tools: &'a Tools,
     /// `QEMU=`
     pub qemu: Option<&'a Path>,
+    /// Its major version, of [`qemu::major`].
+    pub qemu_major: u32,
     /// What every machine has.
     pub machine: &'a Machine,
 }
@@ -122,6 +125,15 @@ impl Booter<'_> {
     /// Where the machine of that name has its files.
     pub fn dir(&self, name: &str) -> PathBuf {
         self.paths.build().join("run").join(name)
+    }
+
+    /// The lines that load modules, with the parameters that they have in a topology.
+    pub fn load(&self, modules: &[impl AsRef<str>], topology: &Topology) -> String {
+        let parameters = |module| self.machine.parameters(module, self.qemu_major, topology);
+        let names = modules.iter().map(AsRef::as_ref);
+        names
+            .map(|module| format!("load {module} {}\n", parameters(module)))
+            .collect()
     }
 
     /// Boots, runs, and waits for the end.

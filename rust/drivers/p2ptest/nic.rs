@@ -52,9 +52,12 @@ pub(crate) struct Nic<'bound> {
 }
 
 impl<'bound> Nic<'bound> {
-    pub(crate) fn new(pdev: &'bound pci::Device<Bound>) -> impl PinInit<Self, Error> + 'bound {
+    pub(crate) fn new(
+        pdev: &'bound pci::Device<Bound>,
+        max_transfer: usize,
+    ) -> impl PinInit<Self, Error> + 'bound {
         pin_init::pin_init_scope(move || {
-            let engine = Engine::new(pdev)?;
+            let engine = Engine::new(pdev, max_transfer)?;
 
             Ok(try_pin_init!(Self {
                 regions <- new_mutex!(RBTree::new(), "p2ptest_nic::regions"),

@@ -32,7 +32,7 @@ use crate::shell;
 use crate::topology::{Topologies, Topology};
 use crate::tree;
 use crate::ui::{Ui, seconds};
-use crate::vm::Booter;
+use crate::vm::{Booter, qemu};
 
 /// A command with what it needs.
 pub struct Run<'a> {
@@ -216,6 +216,7 @@ impl Run<'_> {
             ui: self.ui,
             tools,
             qemu: self.qemu.as_deref(),
+            qemu_major: qemu::major(self.qemu.as_deref()),
             machine: &topologies.machine,
         }
     }

@@ -74,6 +74,7 @@ fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
         ui: &ui,
         tools: &tools,
         qemu: None,
+        qemu_major: 0,
         machine: &topologies.machine,
     };
     let boot = Boot {

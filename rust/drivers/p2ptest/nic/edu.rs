@@ -81,9 +81,8 @@ mod regs {
     }
 }
 
-/// Bytes that a transfer can copy. The buffer has 4096, but QEMU before 10.0 gives up over more
-/// than half of that.
-pub(crate) const MAX_TRANSFER: usize = 2048;
+/// Size of the buffer in bytes.
+const BUFFER_SIZE: usize = 4096;
 
 /// How long a transfer takes.
 const TRANSFER_TIME: Delta = Delta::from_millis(100);
@@ -101,12 +100,19 @@ pub(crate) struct Engine<'bound> {
     pdev: &'bound pci::Device<Bound>,
     bar: pci::Bar<'bound, { regs::END }>,
     page: Coherent<[u8]>,
+    max_transfer: usize,
     /// The device does not react any more.
     failed: bool,
 }
 
 impl<'bound> Engine<'bound> {
-    pub(crate) fn new(pdev: &'bound pci::Device<Bound>) -> Result<Self> {
+    /// `max_transfer`: how many bytes of the buffer to use.
+    pub(crate) fn new(pdev: &'bound pci::Device<Bound>, max_transfer: usize) -> Result<Self> {
+        if !(1..=BUFFER_SIZE).contains(&max_transfer) {
+            dev_err!(pdev, "max_transfer is not in 1..={}\n", BUFFER_SIZE);
+            return Err(EINVAL);
+        }
+
         let bar = pdev.iomap_region_sized::<{ regs::END }>(0, c"p2ptest_nic")?;
 
         if bar.read(regs::ID).magic() != regs::MAGIC {
@@ -117,13 +123,19 @@ impl<'bound> Engine<'bound> {
         let engine = Self {
             pdev,
             bar,
-            page: Coherent::zeroed_slice(pdev.as_ref(), MAX_TRANSFER, GFP_KERNEL)?,
+            page: Coherent::zeroed_slice(pdev.as_ref(), BUFFER_SIZE, GFP_KERNEL)?,
+            max_transfer,
             failed: false,
         };
 
         // A previous driver may have given the device up with a transfer pending.
         engine.wait()?;
         Ok(engine)
+    }
+
+    /// Returns how many bytes a transfer can copy.
+    pub(crate) fn max_transfer(&self) -> usize {
+        self.max_transfer
     }
 
     /// Copies `data` to the device's buffer.
@@ -162,7 +174,7 @@ impl<'bound> Engine<'bound> {
         if self.failed {
             return Err(EIO);
         }
-        if len == 0 || len > MAX_TRANSFER {
+        if len == 0 || len > self.max_transfer {
             return Err(EINVAL);
         }
 

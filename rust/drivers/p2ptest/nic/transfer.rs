@@ -5,10 +5,7 @@
 use core::ops::Range;
 
 use super::{
-    edu::{
-        Engine,
-        MAX_TRANSFER, //
-    },
+    edu::Engine,
     region::{
         MapError,
         PageTable,
@@ -138,7 +135,8 @@ impl<'a, 'bound> Transfer<'a, 'bound> {
     pub(crate) fn run(&mut self, buf: UserPtr) -> Result {
         let len = self.addrs.end - self.addrs.start;
         let (mut reader, mut writer) = UserSlice::new(buf, len).reader_writer();
-        let mut data = KVec::from_elem(0u8, MAX_TRANSFER, GFP_KERNEL)?;
+        let max = self.nic.engine.lock().max_transfer();
+        let mut data = KVec::from_elem(0u8, max, GFP_KERNEL)?;
 
         while self.stats.done < len {
             (self.go_on)()?;
@@ -146,7 +144,7 @@ impl<'a, 'bound> Transfer<'a, 'bound> {
             let addr = self.addrs.start + self.stats.done;
             let len = (self.addrs.end - addr)
                 .min(PAGE_SIZE - addr % PAGE_SIZE)
-                .min(MAX_TRANSFER);
+                .min(max);
             let data = &mut data[..len];
 
             if self.direction == Direction::Write {
