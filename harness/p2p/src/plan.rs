@@ -139,6 +139,11 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Seconds until it counts as hung.
+    pub fn limit(&self) -> u64 {
+        self.spec.limit
+    }
+
     /// The kernels that must be built for it.
     pub fn needs(&self) -> Vec<&str> {
         let mut needs = vec![self.kernel.as_str()];

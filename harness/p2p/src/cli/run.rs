@@ -1,5 +1,6 @@
 //! What each command does, from the parts that do it.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -375,7 +376,9 @@ impl Run<'_> {
                 picked.push(job);
             }
         }
-        let jobs = picked;
+        let mut jobs = picked;
+        // What may take long comes first, so that nothing is left for one processor alone.
+        jobs.sort_by_key(|job| Reverse(job.limit()));
         let built_only = kernels.built_only();
         let mut names = kernels_for(&jobs, &kernels);
         let picked = kernels.picked(only).into_iter();
