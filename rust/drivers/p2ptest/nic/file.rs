@@ -86,7 +86,7 @@ impl MiscDevice for NicFile {
         Ok(KBox::new(Self { gate, id }, GFP_KERNEL)?)
     }
 
-    fn ioctl(file: &Self, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
+    fn ioctl(file: &Self, _: &File, cmd: u32, arg: usize) -> Result<isize> {
         let arg = UserSlice::new(UserPtr::from_addr(arg), _IOC_SIZE(cmd));
 
         let call = match cmd {

@@ -3,7 +3,7 @@
 //! DMA mappings of the memory that HMM found.
 //!
 //! [`DmaMap`] has a slot per page of a range of user addresses. A slot is filled from a
-//! [`Valid`](super::Valid), that is, under the user lock and after a successful validation, and
+//! [`Valid`], that is, under the user lock and after a successful validation, and
 //! holds the address that a device uses to reach the page. It is emptied by the driver's
 //! [`Ops::invalidate`](crate::mm::notifier::Ops::invalidate).
 //!
