@@ -140,13 +140,16 @@ fn stem(file: &str) -> &str {
 /// What make calls a file's object; nothing if it is part of another.
 fn object(tree: &Path, file: &str) -> Option<String> {
     let object = format!("{}.o", stem(file));
-    let (dir, name) = object.rsplit_once('/')?;
-    let named = ["Makefile", "Kbuild"].iter().any(|makefile| {
-        let text = fs::read_to_string(tree.join(dir).join(makefile)).unwrap_or_default();
-        text.split(|c: char| c.is_whitespace() || "=:".contains(c))
-            .any(|word| word == name)
+    // A folder may be the business of the one above.
+    let named = Path::new(&object).ancestors().skip(1).any(|dir| {
+        let name = Path::new(&object).strip_prefix(dir).ok();
+        ["Makefile", "Kbuild"].iter().any(|makefile| {
+            let text = fs::read_to_string(tree.join(dir).join(makefile)).unwrap_or_default();
+            text.split(|c: char| c.is_whitespace() || "=:".contains(c))
+                .any(|word| name == Some(Path::new(word)))
+        })
     });
-    named.then(|| object.clone())
+    named.then_some(object)
 }
 
 /// The documentation of the kernel's crates.

@@ -56,7 +56,10 @@ fn what_make_calls_things() {
         "mm/Makefile",
         "obj-y := a.o\nobj-$(CONFIG_X) += hmm.o \\\n\thmm_p2p.o\n",
     );
-    write("drivers/misc/Kbuild", "obj-m := gpu.o\n");
+    write(
+        "drivers/misc/Kbuild",
+        "obj-m := gpu.o nic.o\nnic-y := nic/main.o\n",
+    );
     write("kfd/Makefile", "files := $(DIR)/move.o\n");
     let files = [
         "mm/hmm_p2p.c",
@@ -65,11 +68,17 @@ fn what_make_calls_things() {
         "drivers/misc/gpu.rs",
         "drivers/misc/gpu/page.rs",
         "drivers/other.rs",
+        "drivers/misc/nic/main.c",
         "kfd/move.c",
     ];
     let named = ["gpu/../kfd/move.o".to_owned()];
     let (targets, left_out) = building::targets(dir.path(), &files, &named);
-    let wanted = ["drivers/misc/gpu.o", "gpu/../kfd/move.o", "mm/hmm_p2p.o"];
+    let wanted = [
+        "drivers/misc/gpu.o",
+        "drivers/misc/nic/main.o",
+        "gpu/../kfd/move.o",
+        "mm/hmm_p2p.o",
+    ];
     assert_eq!(Vec::from_iter(targets), wanted);
     assert_eq!(left_out, ["mm/other.c", "drivers/other.rs"]);
 }
