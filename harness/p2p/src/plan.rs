@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -443,24 +443,41 @@ pub fn run_all<T: Send>(
 /// idle now and then. The first error ends it; results stay.
 pub fn run_as_built<'k, T: Send>(
     jobs: Vec<T>,
-    needs: impl Fn(&T) -> Vec<&'k str>,
+    needs: impl Fn(&T) -> Vec<&'k str> + Sync,
     kernels: &[&'k str],
     at_a_time: usize,
     build: impl Fn(&'k str) -> Result<()>,
     run: impl Fn(T) -> Result<()> + Sync,
 ) -> Result<()> {
-    let (ready, queue) = mpsc::channel();
-    let queue = Mutex::new(queue);
-    let failed = Mutex::new(None);
-    let has_failed = || failed.lock().expect("no panic holds it").is_some();
+    let queue = Mutex::new(Queue {
+        waiting: jobs,
+        there: BTreeSet::new(),
+        is_building: true,
+        failed: None,
+    });
+    let changed = Condvar::new();
+    let lock = || queue.lock().expect("no panic holds it");
     let fail = |error| {
-        let mut failed = failed.lock().expect("no panic holds it");
-        failed.get_or_insert(error);
+        lock().failed.get_or_insert(error);
+        changed.notify_all();
+    };
+    // The next job, once its kernels are there; nothing if there will be none.
+    let next = || {
+        let mut queue = lock();
+        while queue.failed.is_none() {
+            let has_all = |job: &T| needs(job).iter().all(|name| queue.there.contains(name));
+            match queue.waiting.iter().position(has_all) {
+                Some(at) => return Some(queue.waiting.remove(at)),
+                None if queue.is_building => {
+                    queue = changed.wait(queue).expect("no panic holds it");
+                }
+                None => break,
+            }
+        }
+        None
     };
     let work = || {
-        while !has_failed() {
-            let next = queue.lock().expect("no panic holds it").recv();
-            let Ok(job) = next else { return };
+        while let Some(job) = next() {
             if let Err(error) = run(job) {
                 fail(error);
             }
@@ -472,34 +489,49 @@ pub fn run_as_built<'k, T: Send>(
         for _ in 0..beside {
             scope.spawn(work);
         }
-        let mut waiting = jobs;
-        let mut to_build = kernels.iter();
-        let mut there = BTreeSet::new();
-        loop {
-            let has_all = |job: &T| needs(job).iter().all(|name| there.contains(name));
-            let (now, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(has_all);
-            waiting = later;
-            for job in now {
-                ready.send(job).expect("the queue outlives this");
-            }
-            let Some(&kernel) = to_build.next().filter(|_| !has_failed()) else {
-                break;
-            };
-            if let Err(error) = build(kernel) {
-                fail(error);
+        let building = Building(|| {
+            lock().is_building = false;
+            changed.notify_all();
+        });
+        for kernel in kernels {
+            if lock().failed.is_some() {
                 break;
             }
-            there.insert(kernel);
+            match build(kernel) {
+                Ok(()) => {
+                    lock().there.insert(kernel);
+                    changed.notify_all();
+                }
+                Err(error) => fail(error),
+            }
         }
-        drop(ready);
+        drop(building);
         for _ in beside..at_a_time.max(1) {
             scope.spawn(work);
         }
     });
-    failed
-        .into_inner()
-        .expect("no panic holds it")
-        .map_or(Ok(()), Err)
+    let queue = queue.into_inner().expect("no panic holds it");
+    queue.failed.map_or(Ok(()), Err)
+}
+
+/// Ends the time of building; also if a build panics, or the jobs would wait for ever.
+struct Building<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Building<F> {
+    fn drop(&mut self) {
+        self.0();
+    }
+}
+
+/// Jobs that kernels are built for.
+struct Queue<'k, T> {
+    waiting: Vec<T>,
+    /// Kernels that are built.
+    there: BTreeSet<&'k str>,
+    /// Whether there will be more.
+    is_building: bool,
+    /// The first error.
+    failed: Option<anyhow::Error>,
 }
 
 /// Every kernel that these jobs need, once, in the order of qemu/kernels.toml.

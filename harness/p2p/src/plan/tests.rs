@@ -230,6 +230,19 @@ fn a_job_runs_once_its_kernels_are_there() {
 }
 
 #[test]
+fn of_what_can_run_the_first_does() {
+    let ran = Mutex::new(Vec::new());
+    let jobs = vec![vec!["plain"], vec!["base"], vec![]];
+    let run = |needs: Vec<&'static str>| {
+        ran.lock().unwrap().push(needs);
+        Ok(())
+    };
+    let kernels = ["base", "plain"];
+    run_as_built(jobs.clone(), Vec::clone, &kernels, 1, |_| Ok(()), run).unwrap();
+    assert_eq!(ran.into_inner().unwrap(), jobs);
+}
+
+#[test]
 fn what_is_not_built_is_not_run() {
     let build = |kernel: &str| {
         if kernel == "debug" {
