@@ -243,6 +243,22 @@ fn of_what_can_run_the_first_does() {
 }
 
 #[test]
+fn nobody_waits_for_a_build_that_panics() {
+    let jobs = vec![vec!["plain"]];
+    let all = || {
+        run_as_built(
+            jobs,
+            Vec::clone,
+            &["plain"],
+            2,
+            |_| panic!("no"),
+            |_| Ok(()),
+        )
+    };
+    assert!(std::panic::catch_unwind(all).is_err());
+}
+
+#[test]
 fn what_is_not_built_is_not_run() {
     let build = |kernel: &str| {
         if kernel == "debug" {
