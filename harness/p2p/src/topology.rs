@@ -40,6 +40,9 @@ pub struct Topology {
     pub iommu: bool,
     /// `P2PTEST_EXPECT` of the selftests.
     pub expect: String,
+    /// Text in the reasons for which selftests may skip here.
+    #[serde(default)]
+    pub skips: Vec<String>,
     /// What the demo plays.
     #[serde(rename = "scenario")]
     pub scenarios: Vec<Scenario>,

@@ -29,6 +29,9 @@ fn the_plan_of_this_repository() {
             "{} has nothing to do",
             job.name
         );
+        // Any reason will do where none is named.
+        let has_tests = !job.spec.programs.is_empty() || !job.spec.pyverbs.is_empty();
+        assert_eq!(job.spec.skips.is_some(), has_tests, "{}", job.name);
         for script in &job.spec.prepare {
             assert!(guest_script(&root(), script).is_file(), "{script}");
         }
@@ -129,6 +132,23 @@ fn a_program_that_dies_after_its_last_result_fails() {
             .iter()
             .any(|o| o.status == Status::Failed)
     );
+}
+
+#[test]
+fn a_skip_that_nobody_expects_fails() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let mut job = job(topologies.get("switch").unwrap());
+    let log = "TAP version 13\n1..3\nok 1 a # SKIP no test NIC\n\
+               ok 2 b # SKIP there is one GPU\nok 3 c # SKIP another topology: x\n";
+    let (_dir, run) = ran("", &[("t.log", log), ("t.status", "0\n")]);
+    let mut end = |skips: Option<&str>| {
+        job.spec.skips = skips.map(|text| vec![text.to_owned()]);
+        let outcomes = job.program("p2pdma/t", &run);
+        Vec::from_iter(outcomes.into_iter().map(|outcome| outcome.status))
+    };
+    assert_eq!(end(None), [Status::Skipped; 3]);
+    let one_fails = [Status::Failed, Status::Skipped, Status::Skipped];
+    assert_eq!(end(Some("another topology")), one_fails);
 }
 
 #[test]
