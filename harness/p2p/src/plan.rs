@@ -1,6 +1,7 @@
 //! The test plan (qemu/tests.toml): which jobs there are, how one is run, and
 //! what its results are.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -107,7 +108,8 @@ impl Plan {
         toml::from_str(&text).with_context(|| file.display().to_string())
     }
 
-    /// All jobs in all of their topologies.
+    /// All jobs in all of their topologies. Those that may take long come first, so that
+    /// in the end no processor waits for another.
     pub fn jobs<'a>(&self, topologies: &'a Topologies) -> Result<Vec<Job<'a>>> {
         let mut jobs = Vec::new();
         for spec in &self.jobs {
@@ -127,6 +129,7 @@ impl Plan {
                 });
             }
         }
+        jobs.sort_by_key(|job| Reverse(job.spec.limit));
         Ok(jobs)
     }
 }
@@ -140,11 +143,6 @@ impl<'a> Job<'a> {
             topology,
             spec,
         }
-    }
-
-    /// Seconds until it counts as hung.
-    pub fn limit(&self) -> u64 {
-        self.spec.limit
     }
 
     /// The kernels that must be built for it.

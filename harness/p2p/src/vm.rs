@@ -21,7 +21,7 @@ use crate::topology::{Machine, Topology, vram};
 use crate::ui::{Step, Ui};
 
 mod processor;
-pub mod qemu;
+mod qemu;
 
 use processor::{PROCESSORS, Processor};
 
@@ -35,8 +35,6 @@ pub struct Booter<'a> {
     pub tools: &'a Tools,
     /// `QEMU=`
     pub qemu: Option<&'a Path>,
-    /// Its major version, of [`qemu::major`].
-    pub qemu_major: u32,
     /// What every machine has.
     pub machine: &'a Machine,
 }
@@ -129,7 +127,8 @@ impl Booter<'_> {
 
     /// The lines that load modules, with the parameters that they have in a topology.
     pub fn load(&self, modules: &[impl AsRef<str>], topology: &Topology) -> String {
-        let parameters = |module| self.machine.parameters(module, self.qemu_major, topology);
+        let qemu = qemu::major(self.qemu);
+        let parameters = |module| self.machine.parameters(module, qemu, topology);
         let names = modules.iter().map(AsRef::as_ref);
         names
             .map(|module| format!("load {module} {}\n", parameters(module)))

@@ -234,7 +234,6 @@ impl Toy {
                 ui: &ui,
                 tools: &tools,
                 qemu: None,
-                qemu_major: 0,
                 machine: &topologies.machine,
             },
             topologies: &topologies,

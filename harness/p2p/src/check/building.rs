@@ -67,8 +67,9 @@ pub fn objects(
     }
     let mut about = checker.about(&said);
     for target in &targets {
-        let source = folded(target);
-        let source = source.trim_end_matches('o');
+        let object = folded(target);
+        // Of .c or .rs.
+        let source = object.strip_suffix('o').unwrap_or(&object);
         let (of_it, others) = about
             .into_iter()
             .partition::<Vec<_>, _>(|text| folded(text).contains(source));
@@ -122,13 +123,12 @@ pub fn targets<'a>(
             None => others.push(*file),
         }
     }
+    let is_root = |file: &&&str| file.ends_with(".rs") && object(tree, file).is_some();
+    let roots = files.iter().filter(is_root);
+    let crates: Vec<_> = roots.filter_map(|root| Path::new(root).parent()).collect();
     others.retain(|file| {
-        let folders: Vec<_> = Path::new(file).ancestors().skip(1).collect();
-        let has_root = files.iter().any(|root| {
-            let folder = Path::new(root).parent().expect("it is a file");
-            root.ends_with(".rs") && folders.contains(&folder) && object(tree, root).is_some()
-        });
-        !(file.ends_with(".rs") && has_root)
+        let is_in = |folder: &&Path| Path::new(file).starts_with(folder);
+        !(file.ends_with(".rs") && crates.iter().any(is_in))
     });
     (targets, others)
 }

@@ -1,6 +1,5 @@
 //! What each command does, from the parts that do it.
 
-use std::cmp::Reverse;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -33,7 +32,7 @@ use crate::shell;
 use crate::topology::{Topologies, Topology};
 use crate::tree;
 use crate::ui::{Ui, seconds};
-use crate::vm::{Booter, qemu};
+use crate::vm::Booter;
 
 /// A command with what it needs.
 pub struct Run<'a> {
@@ -217,7 +216,6 @@ impl Run<'_> {
             ui: self.ui,
             tools,
             qemu: self.qemu.as_deref(),
-            qemu_major: qemu::major(self.qemu.as_deref()),
             machine: &topologies.machine,
         }
     }
@@ -376,9 +374,7 @@ impl Run<'_> {
                 picked.push(job);
             }
         }
-        let mut jobs = picked;
-        // What may take long comes first, so that nothing is left for one processor alone.
-        jobs.sort_by_key(|job| Reverse(job.limit()));
+        let jobs = picked;
         let built_only = kernels.built_only();
         let mut names = kernels_for(&jobs, &kernels);
         let picked = kernels.picked(only).into_iter();

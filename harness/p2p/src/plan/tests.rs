@@ -15,6 +15,7 @@ fn the_plan_of_this_repository() {
     let kernels = Kernels::read(&root()).unwrap();
     let plan = Plan::read(&root()).unwrap();
     let jobs = plan.jobs(&topologies).unwrap();
+    assert!(jobs.is_sorted_by(|a, b| a.spec.limit >= b.spec.limit));
     for job in &jobs {
         for kernel in job.needs() {
             let kernel = kernels.get(kernel).unwrap();

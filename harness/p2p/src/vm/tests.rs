@@ -74,7 +74,6 @@ fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
         ui: &ui,
         tools: &tools,
         qemu: None,
-        qemu_major: 0,
         machine: &topologies.machine,
     };
     let boot = Boot {
