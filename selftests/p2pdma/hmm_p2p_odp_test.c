@@ -527,4 +527,82 @@ TEST_F_TIMEOUT(odp, input, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
+/* A device whose driver is loaded with other parameters */
+
+FIXTURE(odp_reload)
+{
+	RDMA_SELF rdma;
+	bool reloaded;
+};
+
+FIXTURE_SETUP(odp_reload)
+{
+	odp_setup(_metadata, &self->rdma, NULL);
+}
+
+/* Gives a file of the device, or an error */
+static int reload(const char *params)
+{
+	int i, fd, ret = p2p_module_reload(RDMA_DRIVER, params);
+
+	if (ret)
+		return ret;
+	for (i = 0; i < 1000; i++) {
+		fd = rdma_open(0);
+		if (fd != -ENOENT)
+			return fd;
+		p2p_sleep_ms(20);
+	}
+	return -ETIMEDOUT;
+}
+
+FIXTURE_TEARDOWN_PARENT(odp_reload)
+{
+	int fd;
+
+	if (self->reloaded) {
+		fd = reload("");
+		EXPECT_LE(0, fd);
+		close(fd);
+	}
+	odp_teardown(_metadata, &self->rdma, NULL);
+}
+
+/* A transfer is as large as the driver was told, if it fits the device */
+TEST_F_TIMEOUT(odp_reload, max_transfer, TIMEOUT_S)
+{
+	static const char *const refused[] = {
+		"max_transfer=0", "max_transfer=4097",
+	};
+	RDMA_SELF *rdma = &self->rdma;
+	struct p2p_buf buf;
+	size_t i;
+	int ret;
+
+	if (!getenv("P2PTEST_MODDIR"))
+		SKIP(return, "P2PTEST_MODDIR does not say where modules are");
+
+	close(rdma->fd);
+	for (i = 0; i < ARRAY_SIZE(refused); i++) {
+		ret = p2p_module_reload(RDMA_DRIVER, refused[i]);
+		if (ret == -ENOENT)
+			SKIP(return, "the driver of the device is no module");
+		self->reloaded = true;
+		ASSERT_EQ(0, ret);
+		/* Loading it has probed the device. */
+		EXPECT_EQ(-ENOENT, rdma_open(0));
+	}
+
+	/* Parts of a page that are neither alike nor aligned. */
+	rdma->fd = reload("max_transfer=1000");
+	ASSERT_LE(0, rdma->fd);
+	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, rdma, &buf);
+	rdma_buf_read(_metadata, rdma, &buf, BEFORE);
+	rdma_buf_write(_metadata, rdma, &buf, AFTER);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	rdma_buf_free(_metadata, rdma, &buf);
+	close(rdma->fd);
+}
+
 TEST_HARNESS_MAIN

@@ -7,7 +7,7 @@
  * reported alike by the NIC's driver, by the counter in
  * /sys/kernel/mm/hmm/p2p_stats and by the tracepoint hmm:hmm_p2p. Further, the
  * administrator's policy, BAR windows smaller than VRAM, a wrong alias, two
- * GPUs, and a NIC that cannot express an address.
+ * GPUs, a NIC that cannot express an address, and one with other transfers.
  *
  * What depends on the topology is skipped in others, so one run cannot pass all
  * of them. The same goes for tests that reload a driver: they need to know
@@ -491,25 +491,23 @@ TEST_F_TIMEOUT(p2p, two_gpus, TIMEOUT_S)
 	p2p_gpu_close(&gpu[1]);
 }
 
-/* A NIC with few address bits */
+/* A NIC whose driver is loaded with other parameters */
 
-FIXTURE(p2p_narrow)
+FIXTURE(p2p_reload)
 {
 	P2P_SELF p2p;
 	bool reloaded;
 };
 
-FIXTURE_SETUP(p2p_narrow)
+FIXTURE_SETUP(p2p_reload)
 {
 	p2p_setup(_metadata, &self->p2p, NULL);
 }
 
 static int reload_nic(const char *params)
 {
-	int i, ret = p2p_module_unload(P2P_NIC_DRIVER);
+	int i, ret = p2p_module_reload(P2P_NIC_DRIVER, params);
 
-	if (!ret)
-		ret = p2p_module_load(P2P_NIC_DRIVER, params);
 	for (i = 0; !ret && !p2p_nic_count(); i++) {
 		if (i == 1000)
 			return -ETIMEDOUT;
@@ -518,7 +516,7 @@ static int reload_nic(const char *params)
 	return ret;
 }
 
-FIXTURE_TEARDOWN_PARENT(p2p_narrow)
+FIXTURE_TEARDOWN_PARENT(p2p_reload)
 {
 	if (self->reloaded)
 		EXPECT_EQ(0, reload_nic(""));
@@ -529,7 +527,7 @@ FIXTURE_TEARDOWN_PARENT(p2p_narrow)
  * RAM is within the NIC's reach, the GPU's BAR is not: HMM finds a path, but
  * the mapping fails, and the NIC is content with RAM.
  */
-TEST_F_TIMEOUT(p2p_narrow, map_failed, TIMEOUT_S)
+TEST_F_TIMEOUT(p2p_reload, map_failed, TIMEOUT_S)
 {
 	P2P_SELF *p2p = &self->p2p;
 	__u64 want[P2PTEST_REASON_MAX] = {};
@@ -575,6 +573,43 @@ TEST_F_TIMEOUT(p2p_narrow, map_failed, TIMEOUT_S)
 	record_expect(_metadata, &record, &buf, want, true);
 	p2p_buf_reached(_metadata, p2p, &buf, buf.pages,
 			P2PTEST_REASON_MAP_FAILED, &before);
+	p2p_buf_nic_read(_metadata, p2p, &buf, AFTER);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	p2p_buf_free(_metadata, p2p, &buf);
+	p2p_nic_close(&p2p->nic);
+}
+
+/* A transfer is as large as the driver was told, if it fits the device. */
+TEST_F_TIMEOUT(p2p_reload, max_transfer, TIMEOUT_S)
+{
+	static const char *const refused[] = {
+		"max_transfer=0", "max_transfer=4097",
+	};
+	P2P_SELF *p2p = &self->p2p;
+	struct p2p_buf buf;
+	size_t i;
+	int ret;
+
+	if (!getenv("P2PTEST_MODDIR"))
+		SKIP(return, "P2PTEST_MODDIR does not say where modules are");
+
+	p2p_nic_close(&p2p->nic);
+	for (i = 0; i < ARRAY_SIZE(refused); i++) {
+		ret = p2p_module_reload(P2P_NIC_DRIVER, refused[i]);
+		if (ret == -ENOENT)
+			SKIP(return, "the driver of the NIC is no module");
+		self->reloaded = true;
+		ASSERT_EQ(0, ret);
+		/* Loading it has probed the device. */
+		EXPECT_EQ(0, p2p_nic_count());
+	}
+
+	/* Parts of a page that are neither alike nor aligned. */
+	ASSERT_EQ(0, reload_nic("max_transfer=1000"));
+	ASSERT_EQ(0, p2p_nic_open(&p2p->nic, 0));
+	p2p_buf_init(_metadata, p2p, &buf, PAGES, BEFORE);
+	p2p_buf_to_vram(_metadata, p2p, &buf);
+	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
 	p2p_buf_nic_read(_metadata, p2p, &buf, AFTER);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	p2p_buf_free(_metadata, p2p, &buf);

@@ -385,3 +385,10 @@ int p2p_module_unload(const char *name)
 {
 	return syscall(SYS_delete_module, name, O_NONBLOCK) ? -errno : 0;
 }
+
+int p2p_module_reload(const char *name, const char *params)
+{
+	int ret = p2p_module_unload(name);
+
+	return ret ? ret : p2p_module_load(name, params);
+}

@@ -189,6 +189,8 @@ int p2p_ram_end(__u64 *end);
 /* Load from directory $P2PTEST_MODDIR; -ENOENT if that is not set */
 int p2p_module_load(const char *name, const char *params);
 int p2p_module_unload(const char *name);
+/* Unload, and load with other parameters */
+int p2p_module_reload(const char *name, const char *params);
 
 /* What the topology allows, as whoever started the guest knows it */
 enum p2p_expect {

@@ -105,10 +105,15 @@ int edu_write(struct edu *edu, dma_addr_t addr, const void *buf, size_t len)
 	return ret;
 }
 
-int edu_init(struct edu *edu, struct pci_dev *pdev)
+int edu_init(struct edu *edu, struct pci_dev *pdev, size_t max_transfer)
 {
 	int ret;
 
+	if (!max_transfer || max_transfer > EDU_BUFFER_SIZE)
+		return dev_err_probe(&pdev->dev, -EINVAL,
+				     "max_transfer is not in 1..=%d\n",
+				     EDU_BUFFER_SIZE);
+	edu->max_transfer = max_transfer;
 	edu->pdev = pdev;
 	ret = devm_mutex_init(&pdev->dev, &edu->lock);
 	if (ret)
@@ -122,7 +127,7 @@ int edu_init(struct edu *edu, struct pci_dev *pdev)
 		return dev_err_probe(&pdev->dev, -ENODEV,
 				     "not an edu device\n");
 
-	edu->page = dmam_alloc_coherent(&pdev->dev, EDU_MAX_TRANSFER,
+	edu->page = dmam_alloc_coherent(&pdev->dev, EDU_BUFFER_SIZE,
 					&edu->page_dma, GFP_KERNEL);
 	if (!edu->page)
 		return -ENOMEM;

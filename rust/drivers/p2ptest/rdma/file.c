@@ -171,7 +171,7 @@ static int rdma_xfer_run(struct rdma_mr *mr, struct p2ptest_rdma_xfer *arg,
 
 		addr = arg->addr + arg->done;
 		len = min3(arg->len - arg->done, PAGE_SIZE - offset_in_page(addr),
-			   (u64)EDU_MAX_TRANSFER);
+			   (u64)mr->dev->edu.max_transfer);
 		if (write && copy_from_user(data, buf + arg->done, len))
 			return -EFAULT;
 		ret = rdma_mr_copy(mr, addr, arg->addr + arg->len, data, len,
@@ -208,7 +208,7 @@ static long rdma_xfer(struct file *file, void __user *uarg)
 	    !(mr->flags & P2PTEST_RDMA_MR_WRITE))
 		goto out;
 	ret = -ENOMEM;
-	data = kmalloc(EDU_MAX_TRANSFER, GFP_KERNEL);
+	data = kmalloc(EDU_BUFFER_SIZE, GFP_KERNEL);
 	if (!data)
 		goto out;
 

@@ -12,6 +12,11 @@
 
 #include "rdma.h"
 
+static unsigned int max_transfer = 2048;
+module_param(max_transfer, uint, 0444);
+MODULE_PARM_DESC(max_transfer,
+		 "Bytes that it transfers at a time, up to 4096 (QEMU before 10.0: 2048)");
+
 static DEFINE_IDA(p2ptest_rdma_ids);
 
 static int p2ptest_rdma_query_device(struct ib_device *ibdev,
@@ -92,7 +97,7 @@ static int p2ptest_rdma_probe(struct pci_dev *pdev,
 	init_rwsem(&dev->unbind);
 	xa_init_flags(&dev->mrs, XA_FLAGS_ALLOC1);
 
-	ret = edu_init(&dev->edu, pdev);
+	ret = edu_init(&dev->edu, pdev, max_transfer);
 	if (ret)
 		goto err_dealloc;
 

@@ -22,11 +22,8 @@
 
 /* edu.c */
 
-/*
- * Bytes that a transfer can copy. The device's buffer has 4096, but QEMU before
- * 10.0 gives up over more than half of that.
- */
-#define EDU_MAX_TRANSFER	2048
+/* Bytes of the device's buffer */
+#define EDU_BUFFER_SIZE	4096
 
 /**
  * struct edu - the DMA engine
@@ -37,6 +34,7 @@
  * @lock: one transfer at a time. Whoever has it may rely on that no DMA is in
  *	flight. It is taken in MMU notifiers: nobody may allocate memory or
  *	touch that of a user while it is held.
+ * @max_transfer: how many bytes a transfer can copy
  * @failed: the device does not react any more
  */
 struct edu {
@@ -45,10 +43,11 @@ struct edu {
 	void *page;
 	dma_addr_t page_dma;
 	struct mutex lock; /* one transfer at a time */
+	size_t max_transfer;
 	bool failed;
 };
 
-int edu_init(struct edu *edu, struct pci_dev *pdev);
+int edu_init(struct edu *edu, struct pci_dev *pdev, size_t max_transfer);
 int edu_read(struct edu *edu, dma_addr_t addr, void *buf, size_t len);
 int edu_write(struct edu *edu, dma_addr_t addr, const void *buf, size_t len);
 
