@@ -179,8 +179,8 @@ mod tests {
             "mlx5-no-odp",
         ];
         assert_eq!(kernels.built_only(), built_only);
-        let order = kernels.in_order(&["drivers", "base", "no-p2p", "plain", "rdma"]);
-        assert_eq!(order, ["base", "plain", "rdma", "drivers", "no-p2p"]);
+        let order = kernels.in_order(&["drivers", "base/kernel", "no-p2p", "plain", "rdma"]);
+        assert_eq!(order, ["base/kernel", "plain", "rdma", "drivers", "no-p2p"]);
         assert!(!kernels.picked(&Only::new(None)).contains(&"modules"));
         assert_eq!(kernels.picked(&Only::new(Some("modules"))), ["modules"]);
         let error = kernels.get("debgu").unwrap_err();

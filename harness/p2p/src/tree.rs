@@ -136,10 +136,11 @@ impl Tree {
         Ok(())
     }
 
-    /// A second work tree that has the base alone.
+    /// A second work tree that has the base alone. It lies to the base's kernels as the
+    /// first one does to the others, so that ccache finds what they have in common.
     pub fn base_worktree(&self, paths: &Paths, ui: &Ui) -> Result<PathBuf> {
         let step = "tree: the base by itself";
-        self.worktree(paths, ui, "linux-base", &self.base, step)
+        self.worktree(paths, ui, "base/linux", &self.base, step)
     }
 
     /// A work tree of that name, which has `commit` checked out.

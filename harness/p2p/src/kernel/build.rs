@@ -130,10 +130,9 @@ impl Builder<'_> {
         if kernel.is_built_only() {
             make.run(&only_built(&jobs, kernel), &step)?;
         } else {
-            make.run(&[&jobs, "bzImage", "modules"], &step)?;
+            // `headers`: in usr/, where `vng` and the selftests look for them.
+            make.run(&[&jobs, "bzImage", "modules", "headers"], &step)?;
             link_modules(&built)?;
-            // What `vng` and the selftests look for beside the source.
-            make.run(&["headers_install"], &step)?;
             for entry in &kernel.selftests {
                 make.selftests(entry, &step)?;
             }
@@ -218,13 +217,14 @@ fn only_built<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
 /// Gives a kernel that was not built yet the objects of the first one that was. Kbuild
 /// knows which options an object depends on, and makes it again where they differ.
 fn begin_with(models: &[Built], built: &Built) -> Result<()> {
-    let mut whole = models.iter().filter(|model| model.dir.join(MARK).is_file());
-    let Some(model) = whole
-        .next()
-        .filter(|_| !built.dir.join(".config").is_file())
-    else {
+    if built.dir.join(".config").is_file() {
+        return Ok(());
+    }
+    let is_whole = |model: &&Built| model.dir.join(MARK).is_file();
+    let Some(model) = models.iter().find(is_whole) else {
         return Ok(());
     };
+    // A copy that was interrupted has another name.
     let partial = built.dir.with_extension("partial");
     for dir in [&partial, &built.dir] {
         if dir.exists() {
@@ -457,6 +457,7 @@ impl Make<'_> {
         command
             .arg("-C")
             .arg(&source)
+            .arg(format!("-j{}", self.builder.jobs))
             .arg(format!("OUTPUT={}", output.display()))
             .arg(format!("KHDR_INCLUDES=-isystem {}", headers.display()))
             .arg("CC=gcc");
