@@ -98,6 +98,12 @@ impl Kernels {
         std::iter::successors(next(name), move |name| next(name)).take(self.0.len())
     }
 
+    /// The names of those of a tree.
+    pub fn of(&self, tree: Source) -> impl Iterator<Item = &str> {
+        let of = self.0.iter().filter(move |(_, kernel)| kernel.tree == tree);
+        of.map(|(name, _)| name.as_str())
+    }
+
     /// The names of those that are only built.
     pub fn built_only(&self) -> Vec<&str> {
         let with_targets = self.0.iter().filter(|(_, kernel)| kernel.is_built_only());
@@ -181,6 +187,7 @@ mod tests {
         assert_eq!(kernels.built_only(), built_only);
         let order = kernels.in_order(&["drivers", "base/kernel", "no-p2p", "plain", "rdma"]);
         assert_eq!(order, ["base/kernel", "plain", "rdma", "drivers", "no-p2p"]);
+        assert!(kernels.of(Source::Base).eq(["base/bench", "base/kernel"]));
         assert!(!kernels.picked(&Only::new(None)).contains(&"modules"));
         assert_eq!(kernels.picked(&Only::new(Some("modules"))), ["modules"]);
         let error = kernels.get("debgu").unwrap_err();

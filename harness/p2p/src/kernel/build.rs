@@ -41,6 +41,9 @@ const KERNEL_BYTES: u64 = 3 << 30;
 /// The file of a kernel that was built to the end; it says of what.
 const MARK: &str = "p2p-built";
 
+/// Where Kbuild puts headers for user space.
+const HEADERS: &str = "usr/include";
+
 /// Kbuild's list of all modules, as objects.
 const ORDER: &str = "modules.order";
 
@@ -77,8 +80,14 @@ impl Builder<'_> {
 
     /// Builds the kernel of that name, with its selftests.
     pub fn one(&self, kernels: &Kernels, name: &str) -> Result<()> {
+        let kernel = kernels.get(name)?;
+        if !kernel.is_built_only() {
+            let siblings = kernels.of(kernel.tree);
+            let siblings: Vec<_> = siblings.map(|name| Built::at(self.paths, name)).collect();
+            take_headers(&siblings, &Built::at(self.paths, name))?;
+        }
         let models: Vec<_> = kernels.models(name).collect();
-        self.build(name, kernels.get(name)?, &models)
+        self.build(name, kernel, &models)
     }
 
     /// Builds a kernel with its selftests. `models`: kernels of the same tree, of which
@@ -212,6 +221,28 @@ fn only_built<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
         .into_iter()
         .chain(targets)
         .collect()
+}
+
+/// Gives a kernel that has no headers for user space yet those of another one of the same
+/// tree: a thousand runs of a script. Kbuild makes those again whose source is newer.
+fn take_headers(siblings: &[Built], built: &Built) -> Result<()> {
+    let headers = |built: &Built| built.dir.join(HEADERS);
+    let to = headers(built);
+    let has = |other: &&Built| other.dir.join(MARK).is_file() && headers(other).is_dir();
+    let Some(other) = siblings.iter().find(has).filter(|_| !to.exists()) else {
+        return Ok(());
+    };
+    let partial = to.with_extension("partial");
+    if partial.exists() {
+        fs::remove_dir_all(&partial).with_context(|| partial.display().to_string())?;
+    }
+    fs::create_dir_all(to.parent().expect("it is in a folder"))?;
+    capture(
+        Command::new("cp")
+            .arg("--archive")
+            .args([&headers(other), &partial]),
+    )?;
+    Ok(fs::rename(&partial, &to)?)
 }
 
 /// Gives a kernel that was not built yet the objects of the first one that was. Kbuild
@@ -452,7 +483,7 @@ impl Make<'_> {
         }
         let output = self.output.join("selftests").join(folder);
         fs::create_dir_all(&output)?;
-        let headers = self.output.join("usr/include");
+        let headers = self.output.join(HEADERS);
         let mut command = self.bare("make")?;
         command
             .arg("-C")
@@ -604,6 +635,29 @@ mod tests {
         write(&rdma, MARK, "");
         begin_with(&models, &other).unwrap();
         assert_eq!(of(), rdma.dir.display().to_string());
+    }
+
+    #[test]
+    fn headers_are_those_of_the_first_kernel_that_is_whole() {
+        let (_dir, [broken, whole, other]) = kernels(["broken", "whole", "other"]);
+        write(&broken, "usr/include/linux/a.h", "broken");
+        write(&whole, "usr/include/linux/a.h", "whole");
+        write(&other, "usr/include.partial/linux/b.h", "interrupted");
+        let siblings = [other.clone(), broken, whole.clone()];
+        take_headers(&siblings, &other).unwrap();
+        assert!(!other.dir.join(HEADERS).exists());
+        write(&whole, MARK, "");
+        take_headers(&siblings, &other).unwrap();
+        let of = |kernel: &Built| kernel.dir.join(HEADERS).join("linux/a.h");
+        assert_eq!(fs::read_to_string(of(&other)).unwrap(), "whole");
+        assert!(!other.dir.join(HEADERS).join("linux/b.h").exists());
+        // Their age tells Kbuild whether they are up to date.
+        let age = |kernel| fs::metadata(of(kernel)).unwrap().modified().unwrap();
+        assert_eq!(age(&other), age(&whole));
+        // What is there already is left alone.
+        write(&other, "usr/include/linux/a.h", "mine");
+        take_headers(&siblings, &other).unwrap();
+        assert_eq!(fs::read_to_string(of(&other)).unwrap(), "mine");
     }
 
     #[test]
