@@ -15,6 +15,7 @@ use crate::plan::Only;
 pub mod build;
 pub mod compiler;
 pub mod config;
+mod symbols;
 
 /// A kernel in qemu/kernels.toml.
 #[derive(Clone, Debug, Deserialize)]

@@ -391,7 +391,7 @@ impl Run<'_> {
             let is_skipped = is_empty && kernel.tree == Source::Series;
             match (kernel.is_built_only(), is_skipped) {
                 (false, _) => builder.one(&kernels, name)?,
-                (true, false) => add(vec![only_build(&builder, &kernels, name)?]),
+                (true, false) => add(only_build(&builder, &kernels, name)?),
                 (true, true) => add(skipped(name)),
             }
             Ok(())
@@ -497,10 +497,13 @@ impl Run<'_> {
 }
 
 /// A kernel that is built and not booted: that is the test.
-fn only_build(builder: &Builder<'_>, kernels: &Kernels, name: &str) -> Result<Outcome> {
-    let trouble = match builder.one(kernels, name) {
-        Ok(()) => None,
-        Err(error) => Some(error.downcast::<Broken>()?.to_string()),
-    };
-    Ok(Outcome::unless(name, "built without a warning", trouble))
+fn only_build(builder: &Builder<'_>, kernels: &Kernels, name: &str) -> Result<Vec<Outcome>> {
+    let built = |trouble| Outcome::unless(name, "built without a warning", trouble);
+    if let Err(error) = builder.one(kernels, name) {
+        return Ok(vec![built(Some(error.downcast::<Broken>()?.to_string()))]);
+    }
+    let missing = builder.missing_symbols(name, kernels.get(name)?)?;
+    let trouble = (!missing.is_empty()).then(|| missing.join("\n"));
+    let found = Outcome::unless(name, "symbols of modules are found", trouble);
+    Ok(vec![built(None), found])
 }

@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::compiler::Compiler;
-use super::{Built, Kernel, Kernels, Source, config};
+use super::{Built, Kernel, Kernels, Source, config, symbols};
 use crate::bench;
 use crate::git::ask;
 use crate::outcome::Usage;
@@ -183,6 +183,12 @@ impl Builder<'_> {
             .arg(output.join("bench"))
             .arg(sources.join("bench.c"));
         make.finish(command, &step)
+    }
+
+    /// What would keep the modules from being linked that a kernel's targets are parts of.
+    pub fn missing_symbols(&self, name: &str, kernel: &Kernel) -> Result<Vec<String>> {
+        let built = Built::at(self.paths, name);
+        symbols::missing(self.tree, &built.dir, &kernel.targets)
     }
 
     fn source(&self, kernel: &Kernel) -> Result<PathBuf> {
