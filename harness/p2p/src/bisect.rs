@@ -6,11 +6,13 @@
 //!
 //! A configuration has one output directory and walks the commits in order, so
 //! that each step builds what its patch touches. What has passed is not done
-//! again: a second run continues.
+//! again: a second run continues. A patch that touches nothing which the build of
+//! the one before has read leaves everything as it was, and is not built.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -24,9 +26,15 @@ use crate::kernel::{Built, Kernels, config};
 use crate::logscan;
 use crate::paths::{Paths, digest};
 use crate::plan::Only;
-use crate::proc::interrupted;
+use crate::proc::{self, interrupted, shown, tail};
 use crate::topology::Topologies;
 use crate::vm::{Boot, Booter, indent};
+
+/// Beginnings of what no kernel is made of.
+const NOT_READ: [&str; 3] = ["Documentation/", "MAINTAINERS", "tools/testing/"];
+
+/// Ends of what is read only if Kbuild says so. Other files say what is built.
+const SOURCES: [&str; 3] = [".c", ".h", ".rs"];
 
 /// A configuration of qemu/bisect.toml.
 #[derive(Debug, Deserialize)]
@@ -56,6 +64,9 @@ pub struct Row {
     key: String,
     /// Whether it booted; nothing if it need not.
     booted: Option<bool>,
+    /// It was not built, because the patch touches nothing that is read.
+    #[serde(default)]
+    as_before: bool,
     /// What is not as it should be.
     trouble: Option<String>,
     seconds: u64,
@@ -215,6 +226,8 @@ impl Bisect<'_> {
             output: &output,
         };
         let known = stepper.base_warnings(base, &key(base))?;
+        // What is in the output directory, and is as it should be.
+        let mut built: Option<&Commit> = None;
         for commit in todo {
             let start = Instant::now();
             let mut row = Row {
@@ -223,10 +236,19 @@ impl Bisect<'_> {
                 subject: commit.subject.clone(),
                 key: key(commit),
                 booted: None,
+                as_before: false,
                 trouble: None,
                 seconds: 0,
             };
-            stepper.step(commit, &known, &mut row)?;
+            if let Some(before) = built.filter(|before| before.number + 1 == commit.number)
+                && !stepper.reads_what_changes(before, commit)?
+            {
+                row.as_before = true;
+                row.booted = rows.booted(name, before.number);
+            } else {
+                stepper.step(commit, &known, &mut row)?;
+            }
+            built = row.passed().then_some(*commit);
             row.seconds = start.elapsed().as_secs();
             self.builder.ui.say(format!(
                 "bisect: {name}/{}: {} ({} s)",
@@ -293,6 +315,45 @@ impl Stepper<'_> {
         fs::write(file, serde_json::to_string(&(key, &warnings))?)?;
         self.begun().remove()?;
         Ok(warnings)
+    }
+
+    /// Whether the build of a commit has read anything that the next one changes.
+    fn reads_what_changes(&self, before: &Commit, next: &Commit) -> Result<bool> {
+        let tree = &self.bisect.builder.tree.dir;
+        let diff = [
+            "diff",
+            "--no-renames",
+            "--name-status",
+            &before.id,
+            &next.id,
+        ];
+        let diff = ask(tree, &diff)?;
+        let mut sources = Vec::new();
+        for (how, file) in diff.lines().filter_map(|line| line.split_once('\t')) {
+            if NOT_READ.iter().any(|start| file.starts_with(start)) {
+                continue;
+            }
+            let is_source = SOURCES.iter().any(|end| file.ends_with(end));
+            if how != "M" || !is_source {
+                return Ok(true);
+            }
+            sources.push(format!("/{file}"));
+        }
+        if sources.is_empty() {
+            return Ok(false);
+        }
+        // Kbuild notes all that an object is made of beside it.
+        let mut grep = Command::new("grep");
+        grep.args(["-rqF", "--include=.*.cmd"]);
+        for source in sources {
+            grep.args(["-e", &source]);
+        }
+        let (status, _, err) = proc::output(grep.arg(self.output))?;
+        match status.code() {
+            Some(0) => Ok(true),
+            Some(1) => Ok(false),
+            _ => anyhow::bail!("{}: {}", shown(&grep), tail(&err, 5)),
+        }
     }
 
     fn step(&self, commit: &Commit, known: &BTreeSet<String>, row: &mut Row) -> Result<()> {
@@ -470,7 +531,8 @@ const HEAD: &str = "\
     make bisect
 
 builds the kernel without a new warning, and boots it, in each configuration of
-`qemu/bisect.toml`. Those of `targets` have objects alone.
+`qemu/bisect.toml`. Those of `targets` have objects alone. \"As before\": the patch
+touches nothing that this configuration is built from.
 ";
 
 /// The file in build/results, and in Documentation/, that has all results.
@@ -501,6 +563,12 @@ impl Rows {
         })
     }
 
+    fn booted(&self, configuration: &str, number: usize) -> Option<bool> {
+        let mut rows = self.all.iter();
+        let is = |row: &&Row| row.configuration == configuration && row.number == number;
+        rows.find(is).and_then(|row| row.booted)
+    }
+
     fn put(&mut self, row: Row) -> Result<()> {
         self.keep(|old| old.configuration != row.configuration || old.number != row.number);
         self.all.push(row);
@@ -526,6 +594,7 @@ impl Rows {
 impl Row {
     fn word(&self) -> &'static str {
         match (self.passed(), self.booted) {
+            (true, _) if self.as_before => "as before",
             (true, Some(_)) => "builds, boots",
             (true, None) => "builds",
             (false, Some(_)) => "DOES NOT BOOT",

@@ -8,6 +8,7 @@ fn row(configuration: &str, number: usize, trouble: Option<&str>) -> Row {
         subject: format!("patch {number}"),
         key: "k".into(),
         booted: None,
+        as_before: false,
         trouble: trouble.map(str::to_owned),
         seconds: 1,
     }
@@ -153,13 +154,32 @@ allnoconfig:
 olddefconfig:
 vmlinux modules:
 	cat warnings
+	echo '../linux/mm/read.c' >$(O)/.read.o.cmd
 	test ! -e broken || { echo 'a.c:1:1: error: broken'; false; }
 ";
 
+/// What the base warns of.
+const KNOWN: &str = "a.c:3:1: warning: known\n";
+
 impl Toy {
-    /// The base and three patches: one is fine and adds an option, one warns
-    /// anew, one breaks the build.
+    /// Three patches: one is fine and adds an option, one warns anew, one breaks the
+    /// build.
     fn new() -> Self {
+        Self::of(&[
+            &[
+                ("Kconfig", "config OLD\n\tbool\nconfig NEW\n"),
+                ("warnings", "a.c:9:1: warning: known\n"),
+            ],
+            &[(
+                "warnings",
+                "a.c:9:1: warning: known\na.c:8:1: warning: another\n",
+            )],
+            &[("broken", ""), ("warnings", KNOWN)],
+        ])
+    }
+
+    /// The base and these patches.
+    fn of(patches: &[&[(&str, &str)]]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("repo");
         let tree = root.join("build/linux");
@@ -175,7 +195,9 @@ impl Toy {
         ask(&tree, &["init", "-q"]).unwrap();
         let commit = |files: &[(&str, &str)]| {
             for (name, text) in files {
-                fs::write(tree.join(name), text).unwrap();
+                let path = tree.join(name);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
             }
             ask(&tree, &["add", "-A"]).unwrap();
             let subject = files[0].0;
@@ -184,21 +206,15 @@ impl Toy {
             ask(&tree, &args).unwrap();
             ask(&tree, &["rev-parse", "HEAD"]).unwrap()
         };
-        let known = "a.c:3:1: warning: known\n";
         let base = commit(&[
             ("Kconfig", "config OLD\n"),
             ("Makefile", MAKEFILE),
-            ("warnings", known),
+            ("warnings", KNOWN),
+            ("mm/read.c", "1"),
+            ("mm/other.c", "1"),
         ]);
-        commit(&[
-            ("Kconfig", "config OLD\n\tbool\nconfig NEW\n"),
-            ("warnings", "a.c:9:1: warning: known\n"),
-        ]);
-        commit(&[(
-            "warnings",
-            "a.c:9:1: warning: known\na.c:8:1: warning: another\n",
-        )]);
-        let tip = commit(&[("broken", ""), ("warnings", known)]);
+        let tips: Vec<_> = patches.iter().map(|patch| commit(patch)).collect();
+        let tip = tips.last().unwrap().clone();
         Self {
             paths: paths(dir.path()),
             tree: Tree {
@@ -281,4 +297,38 @@ fn what_has_passed_is_not_done_again() {
     let rows = toy.run(Some("1"));
     assert!(log.exists());
     assert_eq!(rows.len(), 1, "results of another configuration are gone");
+}
+
+#[test]
+fn a_patch_to_what_is_not_read_leaves_all_as_it_was() {
+    let toy = Toy::of(&[
+        &[("mm/read.c", "2")],
+        &[("mm/other.c", "2"), ("Documentation/a.rst", "new")],
+        &[("mm/other.c", "3"), ("mm/read.c", "3")],
+        &[("mm/new.c", "1")],
+        &[("mm/Makefile", "new")],
+        &[("tools/testing/a.c", "new")],
+    ]);
+    let rows = toy.run(None);
+    assert!(rows.iter().all(Row::passed));
+    let as_before: Vec<_> = rows.iter().map(|row| row.as_before).collect();
+    assert_eq!(as_before, [false, true, false, false, false, true]);
+    assert_eq!(rows[1].word(), "as before");
+    let log = |number: usize| {
+        toy.paths
+            .build()
+            .join(format!("logs/build-bisect-toy.log.{number}"))
+    };
+    assert!(log(1).exists() && !log(2).exists());
+    // What is in the output directory is that of another patch.
+    fs::remove_file(toy.paths.results().join(JSON)).unwrap();
+    let rows = toy.run(Some("2"));
+    assert!(!rows[0].as_before);
+}
+
+#[test]
+fn what_fails_is_not_the_measure_of_the_next() {
+    let toy = Toy::of(&[&[("broken", "")], &[("mm/other.c", "2")]]);
+    let rows = toy.run(None);
+    assert!(rows.iter().all(|row| !row.passed() && !row.as_before));
 }
