@@ -30,7 +30,7 @@ use crate::proc::{self, interrupted, shown, tail};
 use crate::topology::Topologies;
 use crate::vm::{Boot, Booter, indent};
 
-/// Beginnings of what no kernel is made of.
+/// Beginnings of what no kernel is made of, other than sources and options.
 const NOT_READ: [&str; 3] = ["Documentation/", "MAINTAINERS", "tools/testing/"];
 
 /// Ends of what is read only if Kbuild says so. Other files say what is built.
@@ -330,14 +330,17 @@ impl Stepper<'_> {
         let diff = ask(tree, &diff)?;
         let mut sources = Vec::new();
         for (how, file) in diff.lines().filter_map(|line| line.split_once('\t')) {
-            if NOT_READ.iter().any(|start| file.starts_with(start)) {
+            let is_source = SOURCES.iter().any(|end| file.ends_with(end));
+            let is_built_from = is_source || file.contains("/Kconfig");
+            if !is_built_from && NOT_READ.iter().any(|start| file.starts_with(start)) {
                 continue;
             }
-            let is_source = SOURCES.iter().any(|end| file.ends_with(end));
             if how != "M" || !is_source {
                 return Ok(true);
             }
-            sources.push(format!("/{file}"));
+            // By its name alone: a way to it may have `..` in it.
+            let name = file.rsplit('/').next().unwrap_or(file);
+            sources.push(format!("/{name}"));
         }
         if sources.is_empty() {
             return Ok(false);

@@ -503,7 +503,9 @@ fn only_build(builder: &Builder<'_>, kernels: &Kernels, name: &str) -> Result<Ve
         return Ok(vec![built(Some(error.downcast::<Broken>()?.to_string()))]);
     }
     let missing = builder.missing_symbols(name, kernels.get(name)?)?;
-    let trouble = (!missing.is_empty()).then(|| missing.join("\n"));
-    let found = Outcome::unless(name, "symbols of modules are found", trouble);
-    Ok(vec![built(None), found])
+    let found = missing.map(|missing| {
+        let trouble = (!missing.is_empty()).then(|| missing.join("\n"));
+        Outcome::unless(name, "symbols of modules are found", trouble)
+    });
+    Ok([Some(built(None)), found].into_iter().flatten().collect())
 }

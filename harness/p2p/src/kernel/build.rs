@@ -185,8 +185,9 @@ impl Builder<'_> {
         make.finish(command, &step)
     }
 
-    /// What would keep the modules from being linked that a kernel's targets are parts of.
-    pub fn missing_symbols(&self, name: &str, kernel: &Kernel) -> Result<Vec<String>> {
+    /// What would keep the modules from being linked that a kernel's targets are parts of;
+    /// nothing if they are parts of none.
+    pub fn missing_symbols(&self, name: &str, kernel: &Kernel) -> Result<Option<Vec<String>>> {
         let built = Built::at(self.paths, name);
         symbols::missing(self.tree, &built.dir, &kernel.targets)
     }
