@@ -11,8 +11,8 @@
 #include "p2p_rdma.h"
 
 /*
- * A transfer in a thread of its own. The device needs about 400 ms of the
- * guest's time for a page: MIDDLE_MS are in the middle of LONG_PAGES.
+ * A transfer in a thread of its own. MIDDLE_MS are in the middle of one of
+ * LONG_PAGES.
  */
 struct transfer {
 	pthread_t thread;

@@ -385,6 +385,55 @@ TEST_F_TIMEOUT(p2p, thp_inside, TIMEOUT_S)
 	EXPECT_EQ(0, munmap(buf.p, P2P_HUGE / 2));
 }
 
+/* A huge page for which VRAM has room, but not in one piece, moves in pages */
+TEST_F_TIMEOUT(p2p, thp_no_room, TIMEOUT_S)
+{
+	const size_t pages = self->info.vram_size / P2P_PAGE;
+	struct p2p_buf buf = {
+		.pages = P2P_HUGE / P2P_PAGE,
+		.len = P2P_HUGE,
+	};
+	unsigned char *small;
+	size_t i, n;
+	__u64 *locs;
+
+	locs = calloc(pages, sizeof(*locs));
+	ASSERT_NE(NULL, locs);
+	small = p2p_alloc(pages * P2P_PAGE);
+	ASSERT_NE(NULL, small);
+	for (i = 0; i < pages; i++)
+		small[i * P2P_PAGE] = 1;
+	ASSERT_EQ((long)pages, p2p_gpu_to_vram(&self->gpu, small,
+					       pages * P2P_PAGE));
+	ASSERT_EQ(0, p2p_gpu_lookup(&self->gpu, small, pages * P2P_PAGE, locs));
+	/* Of each 2 MiB, the first page stays */
+	for (i = 0; i < pages; i += n) {
+		ASSERT_EQ(0U, p2p_loc_offset(locs[i]) % P2P_HUGE);
+		for (n = 1; i + n < pages; n++)
+			if (!(p2p_loc_offset(locs[i + n]) % P2P_HUGE))
+				break;
+		ASSERT_EQ(0, munmap(small + (i + 1) * P2P_PAGE,
+				    (n - 1) * P2P_PAGE));
+	}
+	ASSERT_EQ(0, p2p_gpu_wait_used(&self->gpu, pages / buf.pages));
+
+	buf.p = p2p_alloc_huge(buf.len);
+	ASSERT_NE(NULL, buf.p);
+	p2p_fill(buf.p, BEFORE, 0, buf.len);
+	if (p2p_huge_bytes(buf.p) != (long)P2P_HUGE)
+		SKIP(return, "the kernel gives no huge pages");
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p, buf.len,
+				 P2PTEST_NIC_MR_WRITE, &buf.handle));
+	p2p_buf_to_vram(_metadata, self, &buf);
+	EXPECT_EQ(0, p2p_huge_bytes(buf.p));
+	p2p_buf_nic_read(_metadata, self, &buf, BEFORE);
+	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	p2p_buf_free(_metadata, self, &buf);
+	ASSERT_EQ(0, munmap(small, pages * P2P_PAGE));
+	free(locs);
+}
+
 /* GPU and NIC see each other's writes, in place */
 TEST_F_TIMEOUT(p2p, gpu_coherent, TIMEOUT_S)
 {

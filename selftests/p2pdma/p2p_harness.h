@@ -3,8 +3,9 @@
  * p2p_harness.h - what the fixtures of the test NIC (p2p_fixture.h), of the RDMA
  * device (p2p_rdma.h) and of rxe (rxe_fixture.h) share
  *
- * Time: the DMA engine of edu takes 100 ms for up to 2 KiB, and each byte is
- * moved twice, from memory to the device and from there to the driver. Run the
+ * Time: the DMA engine of edu takes 100 ms for a transfer, which has 2 KiB or what
+ * max_transfer of the driver says, and each byte is moved twice, from memory to
+ * the device and from there to the driver. Run the
  * guest with "-icount shift=0,sleep=off": as soon as all CPUs are idle, QEMU
  * skips to the next timer, and DMA costs next to nothing. But the guest's clock
  * shows all of it: 16 MiB written and read back are about an hour. So limits
@@ -30,9 +31,10 @@
 #define OTHER	300
 
 /*
- * The device needs about 400 ms of the guest's time for a page, so that a moment
- * in the middle of the transfer of LONG_PAGES can be chosen by sleeping.
+ * A transfer takes that of the guest's time, and a page 200 to 400 ms, so that a
+ * moment in the middle of the transfer of LONG_PAGES can be chosen by sleeping.
  */
+#define TRANSFER_MS	100
 #define LONG_PAGES	64U
 #define MIDDLE_MS	5000
 

@@ -390,5 +390,7 @@ int p2p_module_reload(const char *name, const char *params)
 {
 	int ret = p2p_module_unload(name);
 
-	return ret ? ret : p2p_module_load(name, params);
+	if (ret && ret != -ENOENT)
+		return ret;
+	return p2p_module_load(name, params);
 }

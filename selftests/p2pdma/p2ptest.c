@@ -35,6 +35,14 @@ void p2p_sleep_ms(unsigned int ms)
 		;
 }
 
+__u64 p2p_now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000ULL + now.tv_nsec / 1000000;
+}
+
 /* Pattern */
 
 static __u64 splitmix64(__u64 x)

@@ -189,7 +189,7 @@ int p2p_ram_end(__u64 *end);
 /* Load from directory $P2PTEST_MODDIR; -ENOENT if that is not set */
 int p2p_module_load(const char *name, const char *params);
 int p2p_module_unload(const char *name);
-/* Unload, and load with other parameters */
+/* Load with these parameters, in place of what is loaded if it is */
 int p2p_module_reload(const char *name, const char *params);
 
 /* What the topology allows, as whoever started the guest knows it */
@@ -210,5 +210,7 @@ int p2p_expect(int gpu);
 
 /* Sleep; never spin, because emulated time may only pass when CPUs are idle */
 void p2p_sleep_ms(unsigned int ms);
+/* Since some moment in the past */
+__u64 p2p_now_ms(void);
 
 #endif /* P2PTEST_H */

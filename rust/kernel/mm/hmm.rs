@@ -165,16 +165,17 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Returns the request flags for a page, where those for all pages are [`Self::all_flags`].
-    fn page_flags(&self, host_only: bool) -> usize {
-        if self.peer.is_some() && !host_only {
+    /// Returns the request flag that pages have which a peer may reach where they are.
+    fn p2p_flag(&self) -> usize {
+        if self.peer.is_some() {
             REQ_TRY_P2P
         } else {
             0
         }
     }
 
-    /// Returns the request flags that all pages have in common.
+    /// Returns the request flags that all pages have in common, whether a peer may reach them or
+    /// not.
     fn all_flags(&self) -> usize {
         match self.access {
             Access::Snapshot => 0,
@@ -339,8 +340,16 @@ impl<T: Ops> IntervalNotifier<T> {
             return Err(EINVAL);
         }
 
+        // Only if it is the same for all pages, HMM has a short way for pages in a row.
+        let flag = request.p2p_flag();
+        let by_page = if buf.host_only[..pages].contains(&true) {
+            flag
+        } else {
+            0
+        };
+
         for (pfn, host_only) in buf.pfns[..pages].iter_mut().zip(&buf.host_only) {
-            *pfn = request.page_flags(*host_only);
+            *pfn = if *host_only { 0 } else { by_page };
         }
 
         let mut raw = bindings::hmm_range {
@@ -349,9 +358,9 @@ impl<T: Ops> IntervalNotifier<T> {
             start: range.start,
             end: range.end,
             hmm_pfns: buf.pfns.as_mut_ptr(),
-            default_flags: request.all_flags(),
+            default_flags: request.all_flags() | (flag ^ by_page),
             // Without a `dma_dev`, the flag must not even be considered.
-            pfn_flags_mask: request.page_flags(false),
+            pfn_flags_mask: by_page,
             dev_private_owner: request.owner.cast_mut(),
             dma_dev: request.peer.map_or(ptr::null_mut(), |dev| dev.as_raw()),
             p2p_results: buf.results.as_mut_ptr(),
@@ -362,8 +371,8 @@ impl<T: Ops> IntervalNotifier<T> {
         //   range. Its `mm` is `mm`, which has users.
         // - `raw.hmm_pfns` and `raw.p2p_results` have room for the pages of the range by the type
         //   invariants of `PfnBuf`; nothing else accesses them, as `buf` is a mutable reference.
-        // - `raw.dma_dev` is bound and thus valid, or null. If it is null, no page has
-        //   `HMM_PFN_REQ_TRY_P2P`.
+        // - `raw.dma_dev` is bound and thus valid, or null. If it is null, `flag` is 0 and no page
+        //   has `HMM_PFN_REQ_TRY_P2P`.
         // - `raw.dev_private_owner` is only compared.
         to_result(unsafe {
             bindings::hmm_range_fault_unlocked_timeout(&mut raw, msecs_to_jiffies(request.timeout))

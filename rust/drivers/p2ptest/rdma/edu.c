@@ -107,17 +107,14 @@ int edu_write(struct edu *edu, dma_addr_t addr, const void *buf, size_t len)
 
 int edu_init(struct edu *edu, struct pci_dev *pdev, size_t max_transfer)
 {
-	int ret;
-
 	if (!max_transfer || max_transfer > EDU_BUFFER_SIZE)
 		return dev_err_probe(&pdev->dev, -EINVAL,
 				     "max_transfer is not in 1..=%d\n",
 				     EDU_BUFFER_SIZE);
 	edu->max_transfer = max_transfer;
 	edu->pdev = pdev;
-	ret = devm_mutex_init(&pdev->dev, &edu->lock);
-	if (ret)
-		return ret;
+	/* Not devm_: @edu may go before the resources of the device do. */
+	mutex_init(&edu->lock);
 
 	edu->regs = pcim_iomap_region(pdev, 0, KBUILD_MODNAME);
 	if (IS_ERR(edu->regs))
