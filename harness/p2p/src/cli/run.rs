@@ -115,11 +115,21 @@ impl Run<'_> {
         Ok(tools)
     }
 
-    /// The one is compiled while the other is downloaded and unpacked.
     fn tools_and_tree(&self) -> Result<(setup::Tools, tree::Tree)> {
+        self.tools_and(|_| Ok(()))
+    }
+
+    /// The tools are compiled while the tree is downloaded, unpacked and looked at.
+    fn tools_and(
+        &self,
+        look: impl FnOnce(&tree::Tree) -> Result<()>,
+    ) -> Result<(setup::Tools, tree::Tree)> {
         thread::scope(|scope| {
             let tools = scope.spawn(|| setup::tools(self.paths, self.ui));
-            let tree = tree::ensure(self.paths, self.ui);
+            let tree = tree::ensure(self.paths, self.ui).and_then(|tree| {
+                look(&tree)?;
+                Ok(tree)
+            });
             Ok((tools.join().expect("it does not panic")?, tree?))
         })
     }
@@ -350,19 +360,21 @@ impl Run<'_> {
                 .outcomes
                 .extend(outcomes);
         };
-        let (tools, tree) = self.tools_and_tree()?;
-        let checker = Checker::new(self.paths, &tree)?;
         // Before any kernel is built: what they say is there early.
-        let looks = own::NAMES.iter().chain(&check::QUICK);
-        let looks = looks.copied().filter(|name| only.picks(name)).collect();
-        run_all(looks, self.jobs(), |name| {
-            add(if own::NAMES.contains(&name) {
-                own::run(name, self.paths, self.ui, &tree)?
-            } else {
-                checker.quick(self.ui, name)?
-            });
-            Ok(())
-        })?;
+        let look = |tree: &tree::Tree| {
+            let checker = Checker::new(self.paths, tree)?;
+            let looks = own::NAMES.iter().chain(&check::QUICK);
+            let looks = looks.copied().filter(|name| only.picks(name)).collect();
+            run_all(looks, self.jobs(), |name| {
+                add(if own::NAMES.contains(&name) {
+                    own::run(name, self.paths, self.ui, tree)?
+                } else {
+                    checker.quick(self.ui, name)?
+                });
+                Ok(())
+            })
+        };
+        let (tools, tree) = self.tools_and(look)?;
 
         let is_empty = tree.tip == tree.base;
         let skipped = |name: &str| vec![Outcome::skipped(name, "all", "patches/ is empty")];
