@@ -108,7 +108,7 @@ fn defined(tree: &Path, folders: &[String], symbols: &[&str]) -> Result<BTreeSet
     }
     // At the beginning of a line and not declared: a function's or a variable's head.
     let names = symbols.join("|");
-    let pattern = format!(r"^[A-Za-z_].*\b({names})\b[^;]*$");
+    let pattern = format!(r"^([A-Za-z_].*)?\b({names})\b[^;]*$");
     let mut grep = git(tree, &["grep", "-hE", &pattern, "--"]);
     for folder in folders {
         for kind in ["*.c", "*.rs"] {
@@ -182,13 +182,14 @@ mod tests {
                 "drivers/x/b.c",
                 "int own(int a,\n\tint b)\n{\n\tkept();\n}\n",
             ),
+            ("drivers/x/type.c", "int\nbelow(void)\n{\n}\n"),
             ("drivers/x/sub/c.rs", "pub extern \"C\" fn ours() {\n"),
             ("drivers/x/d.c", declared),
             ("drivers/x/e.c", "static int hidden(void)\n{\n}\n"),
         ];
         let tree = tree(dir.path().join("linux"), &files);
         let calls = [
-            "given", "own", "ours", "older", "kept", "declared", "also", "hidden",
+            "given", "own", "ours", "below", "older", "kept", "declared", "also", "hidden",
         ];
         let calls: String = calls.map(|name| format!("{name}();")).concat();
         compile(
@@ -213,7 +214,10 @@ mod tests {
         fs::write(&order, "").unwrap();
         assert_eq!(missing("drivers/x/").unwrap(), None);
         fs::write(&order, "drivers/x/f.o\n").unwrap();
-        let all = lines(&["also", "declared", "hidden", "kept", "ours", "own"], "");
+        let all = lines(
+            &["also", "below", "declared", "hidden", "kept", "ours", "own"],
+            "",
+        );
         assert_eq!(missing("drivers/x/").unwrap(), Some(all));
     }
 
