@@ -514,10 +514,16 @@ fn only_build(builder: &Builder<'_>, kernels: &Kernels, name: &str) -> Result<Ve
     if let Err(error) = builder.one(kernels, name) {
         return Ok(vec![built(Some(error.downcast::<Broken>()?.to_string()))]);
     }
-    let missing = builder.missing_symbols(name, kernels.get(name)?)?;
+    let what = "symbols of modules are found";
+    let kernel = kernels.get(name)?;
+    let Some(symvers) = builder.symvers(kernels, kernel.tree) else {
+        let why = "no kernel of this tree is built, so what it exports is not known";
+        return Ok(vec![built(None), Outcome::skipped(name, what, why)]);
+    };
+    let missing = builder.missing_symbols(name, kernel, &symvers)?;
     let found = missing.map(|missing| {
         let trouble = (!missing.is_empty()).then(|| missing.join("\n"));
-        Outcome::unless(name, "symbols of modules are found", trouble)
+        Outcome::unless(name, what, trouble)
     });
     Ok([Some(built(None)), found].into_iter().flatten().collect())
 }

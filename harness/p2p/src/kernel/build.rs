@@ -185,11 +185,29 @@ impl Builder<'_> {
         make.finish(command, &step)
     }
 
+    /// What kernels of a tree export: the list of the first one that was built.
+    pub fn symvers(&self, kernels: &Kernels, tree: Source) -> Option<PathBuf> {
+        let boots = |name: &&str| {
+            kernels
+                .get(name)
+                .is_ok_and(|kernel| !kernel.is_built_only())
+        };
+        let dirs = kernels.of(tree).filter(boots);
+        let mut dirs = dirs.map(|name| Built::at(self.paths, name).dir);
+        let dir = dirs.find(|dir| dir.join(MARK).is_file())?;
+        Some(dir.join("Module.symvers"))
+    }
+
     /// What would keep the modules from being linked that a kernel's targets are parts of;
     /// nothing if they are parts of none.
-    pub fn missing_symbols(&self, name: &str, kernel: &Kernel) -> Result<Option<Vec<String>>> {
-        let built = Built::at(self.paths, name);
-        symbols::missing(self.tree, &built.dir, &kernel.targets)
+    pub fn missing_symbols(
+        &self,
+        name: &str,
+        kernel: &Kernel,
+        symvers: &Path,
+    ) -> Result<Option<Vec<String>>> {
+        let output = Built::at(self.paths, name).dir;
+        symbols::missing(&self.tree.dir, &output, &kernel.targets, symvers)
     }
 
     fn source(&self, kernel: &Kernel) -> Result<PathBuf> {

@@ -1,9 +1,9 @@
 //! Whether modules would link of which only some objects are compiled.
 //!
-//! A symbol that an object lacks, and that the series names, must be exported by
-//! somebody or be defined in the module's own folders. modpost knows it exactly, but
-//! wants all of the kernel for it: `make build ONLY=modules`. Not seen here: symbols
-//! that no source names, such as those of a tracepoint.
+//! A symbol that an object lacks must be exported by somebody or be defined in the
+//! module's own folders. Who exports is known from the source, and where a macro does it
+//! from a kernel that was built. modpost knows all of it exactly, but wants the whole
+//! kernel for it: `make build ONLY=modules`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,6 @@ use anyhow::{Context, Result, bail};
 
 use crate::git::{ask, git};
 use crate::proc::{capture, output, shown, tail};
-use crate::tree::Tree;
 
 /// What is compiled of a module.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,22 +25,27 @@ struct Part {
 }
 
 /// A line for each symbol that the modules which `targets` are parts of would not find.
-/// Nothing if they are parts of no modules.
-pub fn missing(tree: &Tree, output: &Path, targets: &[String]) -> Result<Option<Vec<String>>> {
+/// Nothing if they are parts of no modules. `symvers`: Module.symvers of a kernel.
+pub fn missing(
+    tree: &Path,
+    output: &Path,
+    targets: &[String],
+    symvers: &Path,
+) -> Result<Option<Vec<String>>> {
     let parts = parts(output, targets)?;
     if parts.is_empty() {
         return Ok(None);
     }
-    let named = named(tree)?;
-    let exported = exported(&tree.dir)?;
+    let exported = exported(tree, symvers)?;
     let mut missing = Vec::new();
     for part in parts {
         let object = output.join(&part.object);
         let nm = ["--undefined-only", "--just-symbols"];
         let lacks = capture(Command::new("nm").args(nm).arg(object))?;
-        let lacks = lacks.lines().filter(|symbol| named.contains(*symbol));
+        // modpost adds it.
+        let lacks = lacks.lines().filter(|symbol| *symbol != "__this_module");
         let lacks: Vec<_> = lacks.filter(|symbol| !exported.contains(*symbol)).collect();
-        let own = defined(&tree.dir, &part.folders, &lacks)?;
+        let own = defined(tree, &part.folders, &lacks)?;
         let lost = lacks.iter().filter(|symbol| !own.contains(**symbol));
         missing.extend(lost.map(|symbol| {
             let nor: String = part
@@ -80,24 +84,20 @@ fn parts(output: &Path, targets: &[String]) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// The words of all lines that the series adds: what else an object lacks, it did before.
-fn named(tree: &Tree) -> Result<BTreeSet<String>> {
-    let diff = ask(&tree.dir, &["diff", "-U0", &tree.base, &tree.tip])?;
-    let added = diff.lines().filter_map(|line| line.strip_prefix('+'));
-    Ok(added.flat_map(words).map(str::to_owned).collect())
-}
-
 fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_')
 }
 
-/// The symbols that the tree exports, in any configuration.
-fn exported(tree: &Path) -> Result<BTreeSet<String>> {
+/// The symbols that the tree exports in any configuration, or a kernel of it does.
+fn exported(tree: &Path, symvers: &Path) -> Result<BTreeSet<String>> {
     let pattern = r"\bEXPORT_[A-Z_]+\([A-Za-z0-9_]+";
     let grep = ["grep", "-hoE", pattern, "--", "*.c", "*.S", "*.h"];
     let found = ask(tree, &grep)?;
     let names = found.lines().filter_map(|line| line.split_once('('));
-    Ok(names.map(|(_, name)| name.to_owned()).collect())
+    let names = names.map(|(_, name)| name);
+    let built = fs::read_to_string(symvers).with_context(|| symvers.display().to_string())?;
+    let built = built.lines().filter_map(|line| line.split('\t').nth(1));
+    Ok(names.chain(built).map(str::to_owned).collect())
 }
 
 /// Those of the symbols that files in these folders define.
@@ -106,9 +106,9 @@ fn defined(tree: &Path, folders: &[String], symbols: &[&str]) -> Result<BTreeSet
     if symbols.is_empty() || folders.is_empty() {
         return Ok(found);
     }
-    // At the beginning of a line and not declared: a function's or a variable's head.
+    // At the beginning of a line: a function's head or a variable. Not a prototype.
     let names = symbols.join("|");
-    let pattern = format!(r"^([A-Za-z_].*)?\b({names})\b[^;]*$");
+    let pattern = format!(r"^([A-Za-z_].*)?\b({names})\b([^;]*|[^(]*)$");
     let mut grep = git(tree, &["grep", "-hE", &pattern, "--"]);
     for folder in folders {
         for kind in ["*.c", "*.rs"] {
@@ -133,30 +133,17 @@ mod tests {
 
     use super::*;
 
-    /// A tree with a commit that has these files, and its parent that has not.
-    fn tree(dir: PathBuf, files: &[(&str, &str)]) -> Tree {
+    /// A tree that has these files.
+    fn tree(dir: PathBuf, files: &[(&str, &str)]) -> PathBuf {
         fs::create_dir(&dir).unwrap();
         ask(&dir, &["init", "-q"]).unwrap();
-        let commit = || {
-            ask(&dir, &["add", "-A"]).unwrap();
-            let who = ["-c", "user.name=p2p", "-c", "user.email=p2p@localhost"];
-            let commit = ["commit", "-q", "--allow-empty", "-m", "files"];
-            ask(&dir, &[&who[..], &commit].concat()).unwrap();
-            ask(&dir, &["rev-parse", "HEAD"]).unwrap()
-        };
-        let base = commit();
         for (name, text) in files {
             let path = dir.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let tip = commit();
-        Tree {
-            dir,
-            base,
-            tip,
-            source: String::new(),
-        }
+        ask(&dir, &["add", "-A"]).unwrap();
+        dir
     }
 
     fn compile(output: &Path, object: &str, text: &str) {
@@ -186,10 +173,12 @@ mod tests {
             ("drivers/x/sub/c.rs", "pub extern \"C\" fn ours() {\n"),
             ("drivers/x/d.c", declared),
             ("drivers/x/e.c", "static int hidden(void)\n{\n}\n"),
+            ("drivers/x/g.c", "int counter;\nint other = 1;\n"),
         ];
         let tree = tree(dir.path().join("linux"), &files);
         let calls = [
             "given", "own", "ours", "below", "older", "kept", "declared", "also", "hidden",
+            "counter", "other",
         ];
         let calls: String = calls.map(|name| format!("{name}();")).concat();
         compile(
@@ -197,7 +186,9 @@ mod tests {
             "drivers/x/f.o",
             &format!("int main() {{ {calls} }}"),
         );
-        let missing = |target: &str| missing(&tree, &output, &[target.to_owned()]);
+        let symvers = output.join("Module.symvers");
+        fs::write(&symvers, "0x0\tolder\tvmlinux\tEXPORT_SYMBOL\t\n").unwrap();
+        let missing = |target: &str| missing(&tree, &output, &[target.to_owned()], &symvers);
         let lines = |symbols: &[&str], nor: &str| -> Vec<_> {
             let line = |symbol| format!("drivers/x/f.o needs {symbol}: not exported{nor}");
             symbols.iter().map(line).collect()
@@ -215,7 +206,9 @@ mod tests {
         assert_eq!(missing("drivers/x/").unwrap(), None);
         fs::write(&order, "drivers/x/f.o\n").unwrap();
         let all = lines(
-            &["also", "below", "declared", "hidden", "kept", "ours", "own"],
+            &[
+                "also", "below", "counter", "declared", "hidden", "kept", "other", "ours", "own",
+            ],
             "",
         );
         assert_eq!(missing("drivers/x/").unwrap(), Some(all));
