@@ -8,7 +8,7 @@
  */
 #include "p2p_rdma.h"
 
-#define PAGES		16
+#define PAGES		16U
 
 /* What is in VRAM, and is then written and read by DMA */
 
@@ -227,8 +227,8 @@ TEST_F_TIMEOUT(odp, snapshot, TIMEOUT_S)
 			TH_LOG("page %zu", i);
 		}
 	}
-	EXPECT_EQ(self->peer ? 12 : 8, rdma_mapped(_metadata, self, &buf));
-	EXPECT_EQ(0, rdma_moves(_metadata, self, &before));
+	EXPECT_EQ(self->peer ? 12U : 8U, rdma_mapped(_metadata, self, &buf));
+	EXPECT_EQ(0U, rdma_moves(_metadata, self, &before));
 	rdma_buf_free(_metadata, self, &buf);
 }
 
@@ -241,7 +241,7 @@ TEST_F_TIMEOUT(odp, count, TIMEOUT_S)
 
 	rdma_buf_init(_metadata, self, &buf, PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, self, &buf);
-	EXPECT_EQ(0, rdma_mapped(_metadata, self, &buf));
+	EXPECT_EQ(0U, rdma_mapped(_metadata, self, &buf));
 	for (i = 0; i < 3; i++) {
 		ASSERT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p, buf.len,
 					i & 1 ? P2PTEST_RDMA_FAULT_WRITE : 0));
@@ -283,16 +283,13 @@ TEST_F_TIMEOUT(odp, failed_fault, TIMEOUT_S)
 /* 2 MiB that are one folio in VRAM */
 TEST_F_TIMEOUT(odp, huge, TIMEOUT_S)
 {
-	struct p2p_buf buf = { .pages = P2P_HUGE / P2P_PAGE, .len = P2P_HUGE };
 	struct p2ptest_gpu_info before;
 	const size_t at = 123 * P2P_PAGE + 456;
+	struct p2p_buf buf;
 	char data[64];
 
-	buf.p = p2p_alloc_huge(buf.len);
-	ASSERT_NE(NULL, buf.p);
-	p2p_fill(buf.p, BEFORE, 0, buf.len);
-	if (p2p_huge_bytes(buf.p) != (long)P2P_HUGE)
-		SKIP(return, "no huge page");
+	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
+		return;
 	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, buf.len, MR_ODP_WRITE,
 			      &buf.handle));
 	rdma_buf_to_vram(_metadata, self, &buf);
@@ -318,7 +315,7 @@ TEST_F_TIMEOUT(odp, huge, TIMEOUT_S)
 /* Few pages here and there in a large region, of one part or of many */
 
 #define LARGE		(512 * P2P_HUGE)
-#define SPOTS		32
+#define SPOTS		32U
 
 FIXTURE(odp_large)
 {
@@ -540,63 +537,30 @@ FIXTURE_SETUP(odp_reload)
 	odp_setup(_metadata, &self->rdma, NULL);
 }
 
-/* Gives a file of the device, or an error */
-static int reload(const char *params)
-{
-	int i, fd, ret = p2p_module_reload(RDMA_DRIVER, params);
-
-	if (ret)
-		return ret;
-	for (i = 0; i < 1000; i++) {
-		fd = rdma_open(0);
-		if (fd != -ENOENT)
-			return fd;
-		p2p_sleep_ms(20);
-	}
-	return -ETIMEDOUT;
-}
-
 FIXTURE_TEARDOWN_PARENT(odp_reload)
 {
-	int fd;
-
-	if (self->reloaded) {
-		fd = reload("");
-		EXPECT_LE(0, fd);
-		close(fd);
-	}
+	if (self->reloaded)
+		EXPECT_EQ(0, p2p_driver_reload(RDMA_DRIVER, ""));
 	odp_teardown(_metadata, &self->rdma, NULL);
 }
 
 /* A transfer is as large as the driver was told, if it fits the device */
 TEST_F_TIMEOUT(odp_reload, max_transfer, TIMEOUT_S)
 {
-	static const char *const refused[] = {
-		"max_transfer=0", "max_transfer=4097",
-	};
 	RDMA_SELF *rdma = &self->rdma;
 	struct p2p_buf buf;
 	__u64 start;
-	size_t i;
-	int ret;
-
-	if (!getenv("P2PTEST_MODDIR"))
-		SKIP(return, "P2PTEST_MODDIR does not say where modules are");
 
 	close(rdma->fd);
-	ret = p2p_module_unload(RDMA_DRIVER);
-	if (ret == -ENOENT)
-		SKIP(return, "the driver of the device is no module");
-	ASSERT_EQ(0, ret);
+	if (!p2p_driver_unload(_metadata, RDMA_DRIVER))
+		return;
 	self->reloaded = true;
-	for (i = 0; i < ARRAY_SIZE(refused); i++) {
-		ASSERT_EQ(0, p2p_module_reload(RDMA_DRIVER, refused[i]));
-		/* Loading it has probed the device. */
-		EXPECT_EQ(-ENOENT, rdma_open(0));
-	}
+	p2p_driver_refuses(_metadata, RDMA_DRIVER, "max_transfer=0");
+	p2p_driver_refuses(_metadata, RDMA_DRIVER, "max_transfer=4097");
 
 	/* Parts of a page that are neither alike nor aligned: five of them. */
-	rdma->fd = reload("max_transfer=1000");
+	ASSERT_EQ(0, p2p_driver_reload(RDMA_DRIVER, "max_transfer=1000"));
+	rdma->fd = rdma_open(0);
 	ASSERT_LE(0, rdma->fd);
 	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, rdma, &buf);

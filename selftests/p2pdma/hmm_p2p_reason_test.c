@@ -198,22 +198,14 @@ TEST_F_TIMEOUT(p2p, refused_read, TIMEOUT_S)
 TEST_F_TIMEOUT(p2p, refused_thp, TIMEOUT_S)
 {
 	struct p2ptest_gpu_info before;
-	struct p2p_buf buf = {
-		.pages = P2P_HUGE / P2P_PAGE,
-		.len = P2P_HUGE,
-	};
 	struct p2p_view view;
+	struct p2p_buf buf;
 
 	if (!self->has_p2p)
 		SKIP(return, "the kernel has no PCI_P2PDMA");
 	ASSERT_EQ(0, p2p_gpu_inject(&self->gpu, true));
-	buf.p = p2p_alloc_huge(buf.len);
-	ASSERT_NE(NULL, buf.p);
-	p2p_fill(buf.p, BEFORE, 0, buf.len);
-	if (p2p_huge_bytes(buf.p) != (long)P2P_HUGE)
-		SKIP(return, "the kernel gives no huge pages");
-	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p, buf.len,
-				 P2PTEST_NIC_MR_WRITE, &buf.handle));
+	if (!p2p_buf_init_huge(_metadata, self, &buf, BEFORE))
+		return;
 	p2p_buf_to_vram(_metadata, self, &buf);
 	before = p2p_info(_metadata, &self->gpu);
 	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
@@ -504,22 +496,10 @@ FIXTURE_SETUP(p2p_reload)
 	p2p_setup(_metadata, &self->p2p, NULL);
 }
 
-static int reload_nic(const char *params)
-{
-	int i, ret = p2p_module_reload(P2P_NIC_DRIVER, params);
-
-	for (i = 0; !ret && !p2p_nic_count(); i++) {
-		if (i == 1000)
-			return -ETIMEDOUT;
-		p2p_sleep_ms(20);
-	}
-	return ret;
-}
-
 FIXTURE_TEARDOWN_PARENT(p2p_reload)
 {
 	if (self->reloaded)
-		EXPECT_EQ(0, reload_nic(""));
+		EXPECT_EQ(0, p2p_driver_reload(P2P_NIC_DRIVER, ""));
 	p2p_teardown(_metadata, &self->p2p, NULL);
 }
 
@@ -536,12 +516,10 @@ TEST_F_TIMEOUT(p2p_reload, map_failed, TIMEOUT_S)
 	__u64 ram, start, end;
 	struct record record;
 	struct p2p_buf buf;
-	int bits, ret;
+	int bits;
 
 	if (!p2p_peer_path(p2p->path))
 		SKIP(return, "no path to the GPU");
-	if (!getenv("P2PTEST_MODDIR"))
-		SKIP(return, "P2PTEST_MODDIR does not say where modules are");
 	ASSERT_EQ(0, p2p_pci_name(P2P_NIC_DRIVER, 0, name));
 	if (p2p_pci_translated(name))
 		SKIP(return, "an IOMMU translates: any address is in reach");
@@ -555,13 +533,11 @@ TEST_F_TIMEOUT(p2p_reload, map_failed, TIMEOUT_S)
 		     start);
 
 	p2p_nic_close(&p2p->nic);
-	ret = p2p_module_unload(P2P_NIC_DRIVER);
-	if (ret == -ENOENT)
-		SKIP(return, "the driver of the NIC is no module");
-	ASSERT_EQ(0, ret);
+	if (!p2p_driver_unload(_metadata, P2P_NIC_DRIVER))
+		return;
 	self->reloaded = true;
 	snprintf(params, sizeof(params), "dma_bits=%d", bits);
-	ASSERT_EQ(0, reload_nic(params));
+	ASSERT_EQ(0, p2p_driver_reload(P2P_NIC_DRIVER, params));
 	ASSERT_EQ(0, p2p_nic_open(&p2p->nic, 0));
 
 	p2p_buf_init(_metadata, p2p, &buf, PAGES, BEFORE);
@@ -583,32 +559,19 @@ TEST_F_TIMEOUT(p2p_reload, map_failed, TIMEOUT_S)
 /* A transfer is as large as the driver was told, if it fits the device. */
 TEST_F_TIMEOUT(p2p_reload, max_transfer, TIMEOUT_S)
 {
-	static const char *const refused[] = {
-		"max_transfer=0", "max_transfer=4097",
-	};
 	P2P_SELF *p2p = &self->p2p;
 	struct p2p_buf buf;
 	__u64 start;
-	size_t i;
-	int ret;
-
-	if (!getenv("P2PTEST_MODDIR"))
-		SKIP(return, "P2PTEST_MODDIR does not say where modules are");
 
 	p2p_nic_close(&p2p->nic);
-	ret = p2p_module_unload(P2P_NIC_DRIVER);
-	if (ret == -ENOENT)
-		SKIP(return, "the driver of the NIC is no module");
-	ASSERT_EQ(0, ret);
+	if (!p2p_driver_unload(_metadata, P2P_NIC_DRIVER))
+		return;
 	self->reloaded = true;
-	for (i = 0; i < ARRAY_SIZE(refused); i++) {
-		ASSERT_EQ(0, p2p_module_reload(P2P_NIC_DRIVER, refused[i]));
-		/* Loading it has probed the device. */
-		EXPECT_EQ(0, p2p_nic_count());
-	}
+	p2p_driver_refuses(_metadata, P2P_NIC_DRIVER, "max_transfer=0");
+	p2p_driver_refuses(_metadata, P2P_NIC_DRIVER, "max_transfer=4097");
 
 	/* Parts of a page that are neither alike nor aligned: five of them. */
-	ASSERT_EQ(0, reload_nic("max_transfer=1000"));
+	ASSERT_EQ(0, p2p_driver_reload(P2P_NIC_DRIVER, "max_transfer=1000"));
 	ASSERT_EQ(0, p2p_nic_open(&p2p->nic, 0));
 	p2p_buf_init(_metadata, p2p, &buf, PAGES, BEFORE);
 	p2p_buf_to_vram(_metadata, p2p, &buf);

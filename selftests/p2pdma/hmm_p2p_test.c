@@ -277,21 +277,17 @@ TEST_F_TIMEOUT(p2p, sparse, TIMEOUT_S)
 	p2p_buf_free(_metadata, self, &buf);
 }
 
-/* 2 MiB in one folio, mapped by one PMD entry, or SKIP */
-static void huge_init(struct __test_metadata *_metadata, P2P_SELF *self,
+/*
+ * 2 MiB of VRAM in one folio, mapped by one PMD entry; false if there are no
+ * huge pages, and the test is skipped
+ */
+static bool huge_init(struct __test_metadata *_metadata, P2P_SELF *self,
 		      struct p2p_buf *buf, __u64 *locs)
 {
 	size_t i;
 
-	buf->len = P2P_HUGE;
-	buf->pages = P2P_HUGE / P2P_PAGE;
-	buf->p = p2p_alloc_huge(buf->len);
-	ASSERT_NE(NULL, buf->p);
-	p2p_fill(buf->p, BEFORE, 0, buf->len);
-	if (p2p_huge_bytes(buf->p) != (long)P2P_HUGE)
-		SKIP(_exit(KSFT_SKIP), "the kernel gives no huge pages");
-	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf->p, buf->len,
-				 P2PTEST_NIC_MR_WRITE, &buf->handle));
+	if (!p2p_buf_init_huge(_metadata, self, buf, BEFORE))
+		return false;
 	p2p_buf_to_vram(_metadata, self, buf);
 	/* Still a PMD entry, or this would test nothing new */
 	ASSERT_EQ((long)P2P_HUGE, p2p_huge_bytes(buf->p));
@@ -299,6 +295,7 @@ static void huge_init(struct __test_metadata *_metadata, P2P_SELF *self,
 	for (i = 0; i < buf->pages; i++)
 		ASSERT_EQ(p2p_loc_offset(locs[0]) + i * P2P_PAGE,
 			  p2p_loc_offset(locs[i]));
+	return true;
 }
 
 TEST_F_TIMEOUT(p2p, thp, TIMEOUT_S)
@@ -309,7 +306,8 @@ TEST_F_TIMEOUT(p2p, thp, TIMEOUT_S)
 	struct p2p_buf buf;
 	size_t i;
 
-	huge_init(_metadata, self, &buf, locs);
+	if (!huge_init(_metadata, self, &buf, locs))
+		return;
 	pages = calloc(buf.pages, sizeof(*pages));
 	ASSERT_NE(NULL, pages);
 	before = p2p_info(_metadata, &self->gpu);
@@ -346,7 +344,8 @@ TEST_F_TIMEOUT(p2p, thp_inside, TIMEOUT_S)
 	struct p2p_buf buf;
 	__u32 handle;
 
-	huge_init(_metadata, self, &buf, locs);
+	if (!huge_init(_metadata, self, &buf, locs))
+		return;
 	before = p2p_info(_metadata, &self->gpu);
 	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p + first * P2P_PAGE,
 				 n * P2P_PAGE, P2PTEST_NIC_MR_WRITE, &handle));
@@ -389,11 +388,8 @@ TEST_F_TIMEOUT(p2p, thp_inside, TIMEOUT_S)
 TEST_F_TIMEOUT(p2p, thp_no_room, TIMEOUT_S)
 {
 	const size_t pages = self->info.vram_size / P2P_PAGE;
-	struct p2p_buf buf = {
-		.pages = P2P_HUGE / P2P_PAGE,
-		.len = P2P_HUGE,
-	};
 	unsigned char *small;
+	struct p2p_buf buf;
 	size_t i, n;
 	__u64 *locs;
 
@@ -415,15 +411,11 @@ TEST_F_TIMEOUT(p2p, thp_no_room, TIMEOUT_S)
 		ASSERT_EQ(0, munmap(small + (i + 1) * P2P_PAGE,
 				    (n - 1) * P2P_PAGE));
 	}
-	ASSERT_EQ(0, p2p_gpu_wait_used(&self->gpu, pages / buf.pages));
+	ASSERT_EQ(0, p2p_gpu_wait_used(&self->gpu,
+				       self->info.vram_size / P2P_HUGE));
 
-	buf.p = p2p_alloc_huge(buf.len);
-	ASSERT_NE(NULL, buf.p);
-	p2p_fill(buf.p, BEFORE, 0, buf.len);
-	if (p2p_huge_bytes(buf.p) != (long)P2P_HUGE)
-		SKIP(return, "the kernel gives no huge pages");
-	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p, buf.len,
-				 P2PTEST_NIC_MR_WRITE, &buf.handle));
+	if (!p2p_buf_init_huge(_metadata, self, &buf, BEFORE))
+		return;
 	p2p_buf_to_vram(_metadata, self, &buf);
 	EXPECT_EQ(0, p2p_huge_bytes(buf.p));
 	p2p_buf_nic_read(_metadata, self, &buf, BEFORE);

@@ -35,6 +35,18 @@ static inline void p2p_buf_init(struct __test_metadata *_metadata,
 				 P2PTEST_NIC_MR_WRITE, &buf->handle));
 }
 
+/* The same, of one huge page; false if there is none, and the test is skipped */
+static inline bool p2p_buf_init_huge(struct __test_metadata *_metadata,
+				     P2P_SELF *self, struct p2p_buf *buf,
+				     __u64 seed)
+{
+	if (!p2p_buf_alloc_huge(_metadata, buf, seed))
+		return false;
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf->p, buf->len,
+				 P2PTEST_NIC_MR_WRITE, &buf->handle));
+	return true;
+}
+
 static inline void p2p_buf_to_vram(struct __test_metadata *_metadata,
 				   P2P_SELF *self, struct p2p_buf *buf)
 {

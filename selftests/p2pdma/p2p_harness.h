@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * p2p_harness.h - what the fixtures of the test NIC (p2p_fixture.h), of the RDMA
- * device (p2p_rdma.h) and of rxe (rxe_fixture.h) share
+ * p2p_harness.h - what all fixtures share, whatever the device is that reaches
+ * for the GPU's memory
  *
  * Time: the DMA engine of edu takes 100 ms for a transfer, which has 2 KiB or what
  * max_transfer of the driver says, and each byte is moved twice, from memory to
- * the device and from there to the driver. Run the
- * guest with "-icount shift=0,sleep=off": as soon as all CPUs are idle, QEMU
- * skips to the next timer, and DMA costs next to nothing. But the guest's clock
- * shows all of it: 16 MiB written and read back are about an hour. So limits
- * in guest time have to be large, and whoever starts the guest has to limit
- * real time. For the same reason threads that wait sleep, and do not spin: one
- * that spins makes guest time real.
+ * the device and from there to the driver. Run the guest with "-icount
+ * shift=0,sleep=off": as soon as all CPUs are idle, QEMU skips to the next timer,
+ * and DMA costs next to nothing. But the guest's clock shows all of it: 16 MiB
+ * written and read back are about an hour. So limits in guest time have to be
+ * large, and whoever starts the guest has to limit real time. For the same reason
+ * threads that wait sleep, and do not spin: one that spins makes guest time real.
  */
 #ifndef P2P_HARNESS_H
 #define P2P_HARNESS_H
@@ -19,8 +18,10 @@
 #include "../kselftest_harness.h"
 #include "p2ptest.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 
 #define TIMEOUT_S	36000
@@ -94,6 +95,20 @@ static inline void p2p_buf_alloc(struct __test_metadata *_metadata,
 	p2p_fill(buf->p, seed, 0, buf->len);
 }
 
+/* The same, of one huge page; false if there is none, and the test is skipped */
+static inline bool p2p_buf_alloc_huge(struct __test_metadata *_metadata,
+				      struct p2p_buf *buf, __u64 seed)
+{
+	buf->pages = P2P_HUGE / P2P_PAGE;
+	buf->len = P2P_HUGE;
+	buf->p = p2p_alloc_huge(buf->len);
+	ASSERT_NE(NULL, buf->p);
+	p2p_fill(buf->p, seed, 0, buf->len);
+	if (p2p_huge_bytes(buf->p) != (long)P2P_HUGE)
+		SKIP(return false, "the kernel gives no huge pages");
+	return true;
+}
+
 static inline void p2p_buf_cpu_read(struct __test_metadata *_metadata,
 				    struct p2p_buf *buf, __u64 seed)
 {
@@ -118,6 +133,36 @@ static inline __u64 p2p_moves(struct __test_metadata *_metadata,
 
 	return now.migrated_in + now.migrated_out - from->migrated_in -
 	       from->migrated_out;
+}
+
+/*
+ * Unload a driver, for a test that loads it with other parameters; false if that
+ * cannot be done, and the test is skipped
+ */
+static inline bool p2p_driver_unload(struct __test_metadata *_metadata,
+				     const char *driver)
+{
+	int ret;
+
+	if (!getenv("P2PTEST_MODDIR"))
+		SKIP(return false,
+		     "P2PTEST_MODDIR does not say where modules are");
+	ret = p2p_module_unload(driver);
+	if (ret == -ENOENT)
+		SKIP(return false, "%s is no module", driver);
+	ASSERT_EQ(0, ret);
+	return true;
+}
+
+/* With these parameters the driver has to refuse its devices */
+static inline void p2p_driver_refuses(struct __test_metadata *_metadata,
+				      const char *driver, const char *params)
+{
+	ASSERT_EQ(0, p2p_module_reload(driver, params));
+	/* Loading it has probed them */
+	EXPECT_EQ(0, p2p_dev_count(driver)) {
+		TH_LOG("%s accepts %s", driver, params);
+	}
 }
 
 /* A child that does not outlive the test */

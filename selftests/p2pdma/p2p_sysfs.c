@@ -394,3 +394,10 @@ int p2p_module_reload(const char *name, const char *params)
 		return ret;
 	return p2p_module_load(name, params);
 }
+
+int p2p_driver_reload(const char *name, const char *params)
+{
+	int ret = p2p_module_reload(name, params);
+
+	return ret ? ret : wait_node(name, 0);
+}

@@ -169,7 +169,7 @@ static int dev_open(const char *driver, int id)
 	return fd < 0 ? -errno : fd;
 }
 
-static int dev_count(const char *driver)
+int p2p_dev_count(const char *driver)
 {
 	char path[64];
 	int n = 0;
@@ -189,7 +189,7 @@ static int dev_ioctl(int fd, unsigned long cmd, void *arg)
 
 int p2p_gpu_count(void)
 {
-	return dev_count(P2P_GPU_DRIVER);
+	return p2p_dev_count(P2P_GPU_DRIVER);
 }
 
 int p2p_gpu_open(struct p2p_gpu *gpu, int id)
@@ -348,7 +348,7 @@ const unsigned char *p2p_vram_map(int id, size_t *len)
 
 int p2p_nic_count(void)
 {
-	return dev_count(P2P_NIC_DRIVER);
+	return p2p_dev_count(P2P_NIC_DRIVER);
 }
 
 int p2p_nic_open(struct p2p_nic *nic, int id)

@@ -35,6 +35,9 @@
 #define P2P_GPU_DRIVER	"p2ptest_gpu"
 #define P2P_NIC_DRIVER	"p2ptest_nic"
 
+/* Device nodes of a driver */
+int p2p_dev_count(const char *driver);
+
 /* Pattern */
 
 void p2p_fill(void *buf, __u64 seed, size_t pos, size_t len);
@@ -191,6 +194,8 @@ int p2p_module_load(const char *name, const char *params);
 int p2p_module_unload(const char *name);
 /* Load with these parameters, in place of what is loaded if it is */
 int p2p_module_reload(const char *name, const char *params);
+/* The same for a driver, and wait until its first device node is there */
+int p2p_driver_reload(const char *name, const char *params);
 
 /* What the topology allows, as whoever started the guest knows it */
 enum p2p_expect {

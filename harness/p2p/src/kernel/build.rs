@@ -44,6 +44,9 @@ const MARK: &str = "p2p-built";
 /// Where Kbuild puts headers for user space.
 const HEADERS: &str = "usr/include";
 
+/// The selftests that the series adds: a warning in them is an error.
+const OURS: &str = "p2pdma";
+
 /// Kbuild's list of all modules, as objects.
 const ORDER: &str = "modules.order";
 
@@ -517,6 +520,9 @@ impl Make<'_> {
             .arg(format!("OUTPUT={}", output.display()))
             .arg(format!("KHDR_INCLUDES=-isystem {}", headers.display()))
             .arg("CC=gcc");
+        if folder == OURS {
+            command.arg("USERCFLAGS=-Werror");
+        }
         if let Some(program) = program {
             command.arg(output.join(program));
         }
