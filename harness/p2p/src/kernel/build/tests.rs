@@ -1,0 +1,131 @@
+use super::*;
+
+#[test]
+fn the_first_error_is_shown() {
+    let log = "  CC      a.o\nb.c:1:2: error: no\nmake: *** [x] Error 1\n";
+    assert!(complaints(log).starts_with("    b.c:1:2: error: no"));
+    assert_eq!(complaints("only this\n"), "    only this");
+}
+
+#[test]
+fn warnings_are_errors_where_nothing_boots() {
+    let kernel = "tree = 'series'\nfragments = ['common']\ntargets = ['a.o', 'b/']\n";
+    let kernel: Kernel = toml::from_str(kernel).unwrap();
+    assert!(kernel.is_built_only());
+    let arguments = only_built("-j2", &kernel);
+    assert_eq!(arguments, ["-j2", "--keep-going", "W=1e", "a.o", "b/"]);
+}
+
+/// Kernels of these names in one folder.
+fn kernels<const N: usize>(names: [&str; N]) -> (tempfile::TempDir, [Built; N]) {
+    let dir = tempfile::tempdir().unwrap();
+    let built = names.map(|name| Built {
+        dir: dir.path().join(name),
+    });
+    (dir, built)
+}
+
+fn write(kernel: &Built, path: &str, text: &str) {
+    let path = kernel.dir.join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn a_kernel_begins_with_the_objects_of_another() {
+    let (_dir, [plain, other]) = kernels(["plain", "other"]);
+    let models = [plain.clone()];
+    let command = format!("gcc -I{0}/tools {0} {0}-x", plain.dir.display());
+    write(&plain, "tools/objtool/.a.o.cmd", &command);
+    write(&plain, "ko/a.ko", "");
+    // Not before it is whole.
+    begin_with(&models, &other).unwrap();
+    assert!(!other.dir.exists());
+    write(&plain, MARK, "");
+    begin_with(&models, &other).unwrap();
+    let read = |path: &str| fs::read_to_string(other.dir.join(path)).unwrap();
+    let renamed = format!(
+        "gcc -I{1}/tools {1} {0}-x",
+        plain.dir.display(),
+        other.dir.display()
+    );
+    assert_eq!(read("tools/objtool/.a.o.cmd"), renamed);
+    assert!(!other.dir.join("ko").exists() && !other.dir.join(MARK).exists());
+    // What is there already is left alone.
+    write(&plain, ".config", "");
+    write(&other, ".config", "mine");
+    begin_with(&models, &other).unwrap();
+    assert_eq!(read(".config"), "mine");
+}
+
+#[test]
+fn the_first_model_that_is_there_is_taken() {
+    let (_dir, [rdma, plain, other]) = kernels(["rdma", "plain", "other"]);
+    let models = [rdma.clone(), plain.clone()];
+    for model in &models {
+        write(model, "tools/of", &model.dir.display().to_string());
+    }
+    let of = || fs::read_to_string(other.dir.join("tools/of")).unwrap();
+    write(&plain, MARK, "");
+    begin_with(&models, &other).unwrap();
+    assert_eq!(of(), plain.dir.display().to_string());
+    fs::remove_dir_all(&other.dir).unwrap();
+    write(&rdma, MARK, "");
+    begin_with(&models, &other).unwrap();
+    assert_eq!(of(), rdma.dir.display().to_string());
+}
+
+#[test]
+fn headers_are_those_of_the_first_kernel_that_is_whole() {
+    let (_dir, [broken, whole, other]) = kernels(["broken", "whole", "other"]);
+    write(&broken, "usr/include/linux/a.h", "broken");
+    write(&whole, "usr/include/linux/a.h", "whole");
+    write(&other, "usr/include.partial/linux/b.h", "interrupted");
+    let siblings = [other.clone(), broken, whole.clone()];
+    take_headers(&siblings, &other).unwrap();
+    assert!(!other.dir.join(HEADERS).exists());
+    write(&whole, MARK, "");
+    take_headers(&siblings, &other).unwrap();
+    let of = |kernel: &Built| kernel.dir.join(HEADERS).join("linux/a.h");
+    assert_eq!(fs::read_to_string(of(&other)).unwrap(), "whole");
+    assert!(!other.dir.join(HEADERS).join("linux/b.h").exists());
+    // Their age tells Kbuild whether they are up to date.
+    let age = |kernel| fs::metadata(of(kernel)).unwrap().modified().unwrap();
+    assert_eq!(age(&other), age(&whole));
+    // What is there already is left alone.
+    write(&other, "usr/include/linux/a.h", "mine");
+    take_headers(&siblings, &other).unwrap();
+    assert_eq!(fs::read_to_string(of(&other)).unwrap(), "mine");
+}
+
+#[test]
+fn a_kernel_that_is_set_aside_stays_as_it_is() {
+    let (_dir, [kernel, aside]) = kernels(["kernel", "aside"]);
+    for list in [".config", "System.map", "modules.builtin"] {
+        write(&kernel, list, "");
+    }
+    write(&kernel, "modules.builtin.modinfo", "");
+    write(&kernel, "modules.order", "drivers/a.o\n");
+    write(&kernel, "selftests/mm/test", "");
+    for defect in ["one", "another"] {
+        write(&kernel, "arch/x86/boot/bzImage", defect);
+        write(&kernel, "drivers/a.ko", defect);
+        set_aside(&kernel, &aside).unwrap();
+    }
+    write(&kernel, "arch/x86/boot/bzImage", "a third");
+    write(&kernel, "drivers/a.ko", "a third");
+    assert_eq!(fs::read_to_string(aside.image()).unwrap(), "another");
+    let module = aside.modules().join("a.ko");
+    assert_eq!(fs::read_to_string(module).unwrap(), "another");
+    assert!(aside.selftests("mm").join("test").is_file());
+    // What is set aside next does not take the selftests along.
+    assert!(kernel.selftests("mm").join("test").is_file());
+}
+
+#[test]
+fn lines_of_kbuild() {
+    assert!(is_object("CC      mm/hmm.o"));
+    assert!(is_object("RUSTC L rust/kernel.o"));
+    assert!(!is_object("make[1]: Entering directory"));
+    assert!(!is_object("warning: unused"));
+}
