@@ -25,6 +25,7 @@
 #define HUGE		(2UL << 20)
 #define HUGE_PAGES	(HUGE / PAGE)
 #define ROUNDS		5
+#define NIC_PAGES	256UL
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE	25
@@ -164,6 +165,32 @@ static void migrate(char *p, size_t len)
 		    len / PAGE);
 }
 
+/*
+ * What else the kernel does now and then, and what it finds in its caches, makes
+ * a count larger, never smaller: of several, the least is what it takes.
+ */
+static void keep_least(uint64_t *least, uint64_t count)
+{
+	if (count < *least)
+		*least = count;
+}
+
+static uint64_t home_and_back(char *p, unsigned long pages)
+{
+	uint64_t least = UINT64_MAX;
+	int round;
+
+	for (round = 0; round < ROUNDS; round++) {
+		uint64_t start = ticks();
+		struct hmm_bench args = fault(p, pages, BENCH_FAULT, 1);
+
+		found(&args, pages, 0);
+		migrate(p, pages * PAGE);
+		keep_least(&least, ticks() - start);
+	}
+	return least;
+}
+
 /* Where the pages are, or by way of host memory and back */
 static void alias(void)
 {
@@ -171,7 +198,6 @@ static void alias(void)
 	char *h = anonymous(huge_sizes[1] * PAGE, true);
 	const unsigned int peer = BENCH_FAULT | BENCH_P2P_OK;
 	struct hmm_bench args;
-	uint64_t start;
 	int i;
 
 	migrate(p, sizes[1] * PAGE);
@@ -192,17 +218,9 @@ static void alias(void)
 		say("alias_2m_runs", huge_sizes[i], args.runs);
 	}
 	for (i = 0; i < 2; i++) {
-		start = ticks();
-		args = fault(p, sizes[i], BENCH_FAULT, 1);
-		found(&args, sizes[i], 0);
-		migrate(p, sizes[i] * PAGE);
-		say("home_and_back_4k", sizes[i], ticks() - start);
-
-		start = ticks();
-		args = fault(h, huge_sizes[i], BENCH_FAULT, 1);
-		found(&args, huge_sizes[i], 0);
-		migrate(h, huge_sizes[i] * PAGE);
-		say("home_and_back_2m", huge_sizes[i], ticks() - start);
+		say("home_and_back_4k", sizes[i], home_and_back(p, sizes[i]));
+		say("home_and_back_2m", huge_sizes[i],
+		    home_and_back(h, huge_sizes[i]));
 	}
 	munmap(p, sizes[1] * PAGE);
 	munmap(h, huge_sizes[1] * PAGE);
@@ -236,41 +254,63 @@ static uint64_t nic_read(unsigned int handle, char *p, bool faults)
 	return start;
 }
 
+/* Of all pages, in the round that took the least */
+struct nic_least {
+	uint64_t cold;
+	uint64_t warm;
+	uint64_t back;
+};
+
+static void nic_round(bool peer, struct nic_least *least)
+{
+	char *p = anonymous(NIC_PAGES * PAGE, false);
+	struct p2ptest_nic_reg reg = {
+		.addr = (uintptr_t)p,
+		.len = NIC_PAGES * PAGE,
+		.flags = P2PTEST_NIC_MR_WRITE |
+			 (peer ? 0 : P2PTEST_NIC_MR_NO_P2P),
+	};
+	struct p2ptest_nic_dereg dereg = {};
+	uint64_t cold = 0, warm = 0, back = 0;
+	unsigned long i;
+
+	if (ioctl(nic_fd, P2PTEST_NIC_REG, &reg))
+		err(1, "registration");
+	migrate(p, NIC_PAGES * PAGE);
+	for (i = 0; i < NIC_PAGES; i++) {
+		uint64_t start;
+
+		cold += nic_read(reg.handle, p + i * PAGE, true);
+		warm += nic_read(reg.handle, p + i * PAGE, false);
+		start = cpu_time();
+		if (!peer)
+			migrate(p + i * PAGE, PAGE);
+		back += cpu_time() - start;
+	}
+	keep_least(&least->cold, cold);
+	keep_least(&least->warm, warm);
+	keep_least(&least->back, back);
+	dereg.handle = reg.handle;
+	if (ioctl(nic_fd, P2PTEST_NIC_DEREG, &dereg))
+		err(1, "deregistration");
+	munmap(p, NIC_PAGES * PAGE);
+}
+
 /*
  * The first byte that the NIC reads of a page, and the same byte once more: the
  * difference is the page fault of the NIC.
  */
 static void nic(bool peer)
 {
-	const unsigned long pages = 256;
-	char *p = anonymous(pages * PAGE, false);
-	struct p2ptest_nic_reg args = {
-		.addr = (uintptr_t)p,
-		.len = pages * PAGE,
-		.flags = P2PTEST_NIC_MR_WRITE |
-			 (peer ? 0 : P2PTEST_NIC_MR_NO_P2P),
-	};
-	uint64_t cold = 0, warm = 0, back = 0;
-	unsigned long i;
+	struct nic_least least = { UINT64_MAX, UINT64_MAX, UINT64_MAX };
+	int round;
 
-	if (ioctl(nic_fd, P2PTEST_NIC_REG, &args))
-		err(1, "registration");
-	migrate(p, pages * PAGE);
-	for (i = 0; i < pages; i++) {
-		uint64_t start;
-
-		cold += nic_read(args.handle, p + i * PAGE, true);
-		warm += nic_read(args.handle, p + i * PAGE, false);
-		start = cpu_time();
-		if (!peer)
-			migrate(p + i * PAGE, PAGE);
-		back += cpu_time() - start;
-	}
-	say(peer ? "nic_cold" : "nic_cold_home", pages, cold);
-	say(peer ? "nic_warm" : "nic_warm_home", pages, warm);
+	for (round = 0; round < ROUNDS; round++)
+		nic_round(peer, &least);
+	say(peer ? "nic_cold" : "nic_cold_home", NIC_PAGES, least.cold);
+	say(peer ? "nic_warm" : "nic_warm_home", NIC_PAGES, least.warm);
 	if (!peer)
-		say("nic_back", pages, back);
-	munmap(p, pages * PAGE);
+		say("nic_back", NIC_PAGES, least.back);
 }
 
 static int open_it(const char *path)
