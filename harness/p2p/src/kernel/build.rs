@@ -260,17 +260,27 @@ fn take_headers(siblings: &[Built], built: &Built) -> Result<()> {
     let Some(other) = siblings.iter().find(has).filter(|_| !to.exists()) else {
         return Ok(());
     };
-    let partial = to.with_extension("partial");
-    if partial.exists() {
-        fs::remove_dir_all(&partial).with_context(|| partial.display().to_string())?;
-    }
     fs::create_dir_all(to.parent().expect("it is in a folder"))?;
-    capture(
-        Command::new("cp")
-            .arg("--archive")
-            .args([&headers(other), &partial]),
-    )?;
+    let partial = partial_copy(&headers(other), &to)?;
     Ok(fs::rename(&partial, &to)?)
+}
+
+/// A copy of a folder, to be given the name `to` once it is as it has to be: one that was
+/// interrupted has another name.
+fn partial_copy(from: &Path, to: &Path) -> Result<PathBuf> {
+    let partial = to.with_extension("partial");
+    remove(&partial)?;
+    let cp = ["--archive", "--reflink=auto"];
+    capture(Command::new("cp").args(cp).args([from, &partial]))?;
+    Ok(partial)
+}
+
+/// Removes a folder if it is there.
+fn remove(dir: &Path) -> Result<()> {
+    if dir.exists() {
+        fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    Ok(())
 }
 
 /// Gives a kernel that was not built yet the objects of the first one that was. Kbuild
@@ -283,21 +293,11 @@ fn begin_with(models: &[Built], built: &Built) -> Result<()> {
     let Some(model) = models.iter().find(is_whole) else {
         return Ok(());
     };
-    // A copy that was interrupted has another name.
-    let partial = built.dir.with_extension("partial");
-    for dir in [&partial, &built.dir] {
-        if dir.exists() {
-            fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
-        }
-    }
-    let cp = ["--archive", "--reflink=auto"];
-    capture(Command::new("cp").args(cp).args([&model.dir, &partial]))?;
+    let partial = partial_copy(&model.dir, &built.dir)?;
+    remove(&built.dir)?;
     // What is no work of Kbuild's and names the folder that it was made in.
     for name in ["ko", "bench", ".virtme_mods"] {
-        let dir = partial.join(name);
-        if dir.exists() {
-            fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
-        }
+        remove(&partial.join(name))?;
     }
     fs::remove_file(partial.join(MARK))?;
     rename_in_tools(&partial.join("tools"), &model.dir, &built.dir)?;
