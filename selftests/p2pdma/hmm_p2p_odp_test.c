@@ -450,6 +450,63 @@ TEST_F_TIMEOUT(odp, foreign, TIMEOUT_S)
 	EXPECT_EQ(-ENOENT, rdma_dereg(self->fd, buf.handle));
 }
 
+/* What not every kind of region can do */
+TEST_F_TIMEOUT(odp, kinds, TIMEOUT_S)
+{
+	struct p2ptest_rdma_page page = { .kind = 0xff };
+	struct p2ptest_rdma_query query = {
+		.len = 1,
+		.pages = (uintptr_t)&page,
+		.hold = 1,
+	};
+	const int fd = self->fd;
+	struct p2p_buf buf;
+	__u64 mapped = 1;
+	__u32 handle;
+
+	rdma_buf_init(_metadata, self, &buf, 2, BEFORE, MR_ODP_WRITE);
+
+	/* Where an implicit region was not used there is nothing to describe */
+	ASSERT_EQ(0, rdma_reg(fd, buf.p, buf.len, MR_ODP_WRITE |
+			      P2PTEST_RDMA_MR_IMPLICIT, &handle));
+	EXPECT_EQ(0, rdma_query(fd, handle, buf.p, 1, &page, &mapped));
+	EXPECT_EQ(0, page.kind);
+	EXPECT_EQ(0, page.flags);
+	EXPECT_EQ(0ULL, mapped);
+	EXPECT_EQ(-EOPNOTSUPP, rdma_rereg(fd, handle,
+					  P2PTEST_RDMA_MR_ATOMIC));
+	EXPECT_EQ(0, rdma_dereg(fd, handle));
+
+	/* A pinned region has no lock to hold, and this one no write access */
+	ASSERT_EQ(0, rdma_reg(fd, buf.p, buf.len, 0, &handle));
+	query.addr = (uintptr_t)buf.p;
+	query.handle = handle;
+	EXPECT_EQ(-EINVAL, rdma_ioctl(fd, P2PTEST_RDMA_QUERY, &query));
+	EXPECT_EQ(-EINVAL, rdma_rereg(fd, handle, P2PTEST_RDMA_MR_ATOMIC));
+	EXPECT_EQ(0, rdma_dereg(fd, handle));
+
+	rdma_buf_free(_metadata, self, &buf);
+}
+
+/* There is an end to regions, and they go with the file */
+TEST_F_TIMEOUT(odp, many, TIMEOUT_S)
+{
+	int other = rdma_open(0), ret = 0, n;
+	struct p2p_buf buf;
+	__u32 handle;
+
+	ASSERT_LE(0, other);
+	rdma_buf_init(_metadata, self, &buf, 1, BEFORE, MR_ODP_WRITE);
+	for (n = 0; !ret && n < 4096; n++)
+		ret = rdma_reg(other, buf.p, 1, MR_ODP, &handle);
+	EXPECT_EQ(-ENOSPC, ret);
+	EXPECT_EQ(0, close(other));
+
+	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, 1, MR_ODP, &handle));
+	EXPECT_EQ(0, rdma_dereg(self->fd, handle));
+	rdma_buf_free(_metadata, self, &buf);
+}
+
 /* Bad input gets a clear error */
 TEST_F_TIMEOUT(odp, input, TIMEOUT_S)
 {
@@ -478,6 +535,11 @@ TEST_F_TIMEOUT(odp, input, TIMEOUT_S)
 				   P2PTEST_RDMA_MR_IMPLICIT, &handle));
 	EXPECT_EQ(-EFAULT, rdma_reg(fd, (void *)P2P_PAGE, 1, 0, &handle));
 	EXPECT_EQ(-EFAULT, rdma_ioctl(fd, P2PTEST_RDMA_REG, (void *)1));
+	EXPECT_EQ(-EFAULT, rdma_ioctl(fd, P2PTEST_RDMA_DEREG, (void *)1));
+	EXPECT_EQ(-EFAULT, rdma_ioctl(fd, P2PTEST_RDMA_XFER, (void *)1));
+	EXPECT_EQ(-EFAULT, rdma_ioctl(fd, P2PTEST_RDMA_FAULT, (void *)1));
+	EXPECT_EQ(-EFAULT, rdma_ioctl(fd, P2PTEST_RDMA_QUERY, (void *)1));
+	EXPECT_EQ(-EFAULT, rdma_ioctl(fd, P2PTEST_RDMA_REREG, (void *)1));
 	EXPECT_EQ(-ENOTTY, rdma_ioctl(fd, P2PTEST_NIC_REG, &xfer));
 	EXPECT_EQ(-ENOTTY, rdma_ioctl(fd, _IOWR(P2PTEST_RDMA_IOC_MAGIC, 2,
 						char[8]), &xfer));

@@ -309,6 +309,25 @@ TEST_F_TIMEOUT(p2p, policy, TIMEOUT_S)
 	EXPECT_STREQ("auto", word);
 }
 
+/* The command line says what the policy is at first; its last word counts */
+TEST(policy_at_boot)
+{
+	char cmdline[4096] = "", word[16], want[16] = "auto";
+	FILE *file = fopen("/proc/cmdline", "r");
+	char *said = cmdline;
+
+	ASSERT_NE(NULL, file);
+	ASSERT_NE(NULL, fgets(cmdline, sizeof(cmdline), file));
+	fclose(file);
+	if (p2p_policy_get(word, sizeof(word)))
+		SKIP(return, "the kernel has no PCI_P2PDMA");
+	while ((said = strstr(said, "hmm_p2p="))) {
+		said += strlen("hmm_p2p=");
+		ASSERT_EQ(1, sscanf(said, "%15s", want));
+	}
+	EXPECT_STREQ(want, word);
+}
+
 /* A new policy is for new faults: what is mapped stays, as documented */
 TEST_F_TIMEOUT(p2p, policy_later, TIMEOUT_S)
 {

@@ -127,6 +127,13 @@ int p2p_policy_set(const char *word)
 	return write_file(POLICY_FILE, word);
 }
 
+int p2p_policy_auto(char *was, size_t size)
+{
+	int ret = p2p_policy_get(was, size);
+
+	return ret ?: p2p_policy_set("auto");
+}
+
 /* Tracepoint */
 
 int p2p_trace_start(struct p2p_trace *trace)

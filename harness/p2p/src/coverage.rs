@@ -47,11 +47,12 @@ struct Settings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unreached {
-    /// The file, or a folder with all that is in it.
-    file: String,
-    /// A part of the line; every line of the file if there is none.
+    /// The file, a folder with all that is in it, or all files.
     #[serde(default)]
-    text: String,
+    file: String,
+    /// Parts of lines; every line of the file if there are none.
+    #[serde(default)]
+    lines: Vec<String>,
     /// For people.
     reason: String,
 }

@@ -104,13 +104,15 @@ impl pci::Driver for NicDriver<'_> {
             pdev.enable_device_mem()?;
             // SAFETY: Nothing of this device is allocated or mapped for DMA yet.
             unsafe { pdev.dma_set_mask_and_coherent(mask)? };
-            pdev.set_master();
 
             // SAFETY: It becomes part of the bus device private data below, which the driver core
             // drops before `'bound` ends; if that fails, it is dropped right away.
             let nic = unsafe { Gated::new(Nic::new(pdev, max_transfer))? };
             let slot = Slot::claim(nic.gate())?;
             let options = MiscDeviceOptions { name: slot.name() };
+
+            // Not before a transfer of a previous driver has come to nothing, see `Engine::new()`.
+            pdev.set_master();
 
             Ok(try_pin_init!(NicDriver {
                 _misc <- MiscDeviceRegistration::register(options),

@@ -12,7 +12,7 @@
 //! 3. [`Moved`]: the new folios have taken the place of the old ones, as far as the core allowed
 //!    that. [`Migration::moved`] tells for which pages.
 //! 4. Drop: the page tables get entries for the new pages, or for the old ones where a page did not
-//!    move.
+//!    move. What was a hole has its entry since [`Moved`].
 //!
 //! A [`Migration`] can be dropped at any step. Before [`Moved`] this means that nothing has
 //! happened.
@@ -340,7 +340,8 @@ impl<'a, T: Ops> Source<'_, 'a, T> {
         })
     }
 
-    /// Moves the page to `folio`, which has the content now.
+    /// Moves the page to `folio`, which has the content now: a copy by the device is complete, and
+    /// not only begun. Peers that do DMA to the device may reach the page with the next step.
     ///
     /// Fails with [`EINVAL`] if the order or the pagemap is not the right one. `folio` is free
     /// again then.

@@ -137,7 +137,8 @@ pub unsafe trait Ops: Sync {
     ///
     /// If it must not sleep and would have to, it returns [`WouldBlock`] and changes nothing. The
     /// kernel then gives the change up or tries later. [`WouldBlock`] from a call that may sleep is
-    /// a bug, which the C side warns about.
+    /// a bug, and does not stop the change: the kernel warns, and takes the user lock, so that
+    /// nobody is left who still uses what was looked up.
     fn invalidate<'a>(
         &'a self,
         inv: &Invalidation<'a>,
@@ -430,7 +431,18 @@ impl<T: Ops> IntervalNotifier<T> {
             _callback: PhantomData,
         };
 
-        ops.invalidate(&inv, seq).is_ok()
+        match ops.invalidate(&inv, seq) {
+            Ok(_) => true,
+            // The C side frees the pages nevertheless.
+            Err(WouldBlock) if crate::warn_on!(inv.blockable()) => {
+                let _guard = ops.user_lock().lock();
+
+                // SAFETY: This is the callback of `notifier`, called with `cur_seq`.
+                unsafe { bindings::mmu_interval_set_seq(notifier, cur_seq) };
+                true
+            }
+            Err(WouldBlock) => false,
+        }
     }
 }
 

@@ -86,8 +86,14 @@ pub const PMD_PAGES: usize = 1 << PMD_ORDER;
 /// What a driver does with the pages of its [`PageMap`].
 ///
 /// An implementation is also the driver's data for the pagemap. It lives as long as that.
+///
+/// # Safety
+///
+/// An address in a registered range that [`Ops::device_private_dma_phys`] returns must be in a BAR of
+/// the device that the pagemap was made for: what keeps the range, and the device that has it, is
+/// that the pagemap goes first.
 #[vtable]
-pub trait Ops: Send + Sync + Sized {
+pub unsafe trait Ops: Send + Sync + Sized {
     /// Copies the content of device pages to host memory.
     ///
     /// The pages are those from `first` on, as many as `dst` has. No CPU can access them meanwhile,
@@ -301,7 +307,8 @@ impl InUse {
 /// }
 ///
 /// #[vtable]
-/// impl pagemap::Ops for Vram {
+/// // SAFETY: The addresses are in the device's own BAR.
+/// unsafe impl pagemap::Ops for Vram {
 ///     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result {
 ///         for i in 0..dst.nr_pages() {
 ///             dst.with_page(i, |bytes| {

@@ -110,25 +110,31 @@ impl Summary {
             };
             let text = fs::read_to_string(tree.join(file)).with_context(|| (*file).to_owned())?;
             let text: Vec<_> = text.lines().collect();
-            let counts = counts
+            let mut reached = 0;
+            let mut unreached = Vec::new();
+            // What comes right after a line that is not reached is not, as it is not.
+            let mut before = None;
+            for (number, count) in counts
                 .iter()
-                .filter(|(number, _)| added.has(file, **number));
-            let (reached, unreached): (Vec<_>, Vec<_>) = counts.partition(|(_, count)| **count > 0);
-            let unreached: Vec<_> = unreached
-                .into_iter()
-                .map(|(number, _)| {
-                    let text = text.get(number - 1).unwrap_or(&"").trim();
-                    Line {
-                        number: *number,
-                        text: text.to_owned(),
-                        reason: reason(reasons, file, Some(text)),
-                    }
-                })
-                .collect();
+                .filter(|(number, _)| added.has(file, **number))
+            {
+                if *count > 0 {
+                    reached += 1;
+                    before = None;
+                    continue;
+                }
+                let text = text.get(number - 1).unwrap_or(&"").trim();
+                before = reason(reasons, file, Some(text)).or(before);
+                unreached.push(Line {
+                    number: *number,
+                    text: text.to_owned(),
+                    reason: before.clone(),
+                });
+            }
             summary.push(File {
                 file: (*file).to_owned(),
-                lines: Some(reached.len() + unreached.len()),
-                reached: reached.len(),
+                lines: Some(reached + unreached.len()),
+                reached,
                 unreached,
                 reason: None,
             });
@@ -202,11 +208,11 @@ fn share(part: usize, whole: usize) -> String {
 fn reason(reasons: &[Unreached], file: &str, line: Option<&str>) -> Option<String> {
     let found = reasons.iter().find(|reason| {
         let here = file == reason.file
+            || reason.file.is_empty()
             || (reason.file.ends_with('/') && file.starts_with(reason.file.as_str()));
-        here && match line {
-            Some(line) => line.contains(reason.text.as_str()),
-            None => reason.text.is_empty(),
-        }
+        let whole = reason.lines.is_empty();
+        here && (whole
+            || line.is_some_and(|line| reason.lines.iter().any(|part| line.contains(part))))
     });
     found.map(|reason| reason.reason.clone())
 }

@@ -16,6 +16,8 @@ fn the_settings_of_this_repository() {
     }
     for unreached in &settings.unreached {
         assert!(!unreached.reason.is_empty(), "{unreached:?}");
+        // Not everything for one reason.
+        assert!(!unreached.file.is_empty() || !unreached.lines.is_empty());
     }
 }
 
@@ -45,7 +47,8 @@ const SAID: &str = "        -:    0:Source:/tree/mm/a.c
         -:    1:/* text */
         2:    2:int f(void)
     #####:    3:\treturn g(1, 2);
-        1*:    4:\tif (a: b)
+    #####:    4:}
+        1*:    5:\tif (a: b)
         -:    0:Source:/tree/mm/a.h
         7:    1:inline
 ";
@@ -53,12 +56,16 @@ const SAID: &str = "        -:    0:Source:/tree/mm/a.c
 fn summary(reasons: &[Unreached]) -> Summary {
     let tree = tempfile::tempdir().unwrap();
     fs::create_dir(tree.path().join("mm")).unwrap();
-    fs::write(tree.path().join("mm/a.c"), "1\n2\n\treturn g(1, 2);\n4\n").unwrap();
+    fs::write(
+        tree.path().join("mm/a.c"),
+        "1\n2\n\treturn g(1, 2);\n}\n5\n",
+    )
+    .unwrap();
     let mut lines = Lines::default();
     let said = SAID.replace("/tree", &tree.path().to_string_lossy());
     lines.add(&said, tree.path()).unwrap();
     lines.add(&said, tree.path()).unwrap();
-    let diff = "+++ b/mm/a.c\n@@ -0,0 +2,2 @@\n+++ b/mm/b.c\n@@ -0,0 +1 @@\n";
+    let diff = "+++ b/mm/a.c\n@@ -0,0 +2,3 @@\n+++ b/mm/b.c\n@@ -0,0 +1 @@\n";
     let added = Added::parse(diff);
     Summary::new(&lines, &added, &["mm/a.c", "mm/b.c"], tree.path(), reasons).unwrap()
 }
@@ -66,7 +73,10 @@ fn summary(reasons: &[Unreached]) -> Summary {
 fn because(file: &str, text: &str) -> Unreached {
     Unreached {
         file: file.to_owned(),
-        text: text.to_owned(),
+        lines: (!text.is_empty())
+            .then(|| text.to_owned())
+            .into_iter()
+            .collect(),
         reason: "because".to_owned(),
     }
 }
@@ -74,7 +84,7 @@ fn because(file: &str, text: &str) -> Unreached {
 #[test]
 fn only_added_lines_are_told() {
     let tables = summary(&[]).tables();
-    assert!(tables.contains("| mm/a.c | 2 | 1 | 50 % |"), "{tables}");
+    assert!(tables.contains("| mm/a.c | 3 | 1 | 33 % |"), "{tables}");
     assert!(tables.contains("mm/a.c:3: return g(1, 2);"), "{tables}");
     assert!(tables.contains("    mm/b.c\n"), "{tables}");
 }
@@ -87,6 +97,9 @@ fn each_line_wants_a_reason() {
     assert!(!summary(&[line()]).is_explained());
     assert!(!summary(&[line(), because("mm/b.c", "text")]).is_explained());
     assert!(!summary(&[because("mm/a.c", "h("), file()]).is_explained());
+    // With the line, also what comes right after it.
     assert!(summary(&[line(), file()]).is_explained());
+    assert!(!summary(&[because("mm/a.c", "}"), file()]).is_explained());
+    assert!(summary(&[because("", "return g"), file()]).is_explained());
     assert!(summary(&[because("mm/", "")]).is_explained());
 }

@@ -165,7 +165,7 @@ impl Gpu<'_> {
 
         while addr < range.end {
             let first = addr & PAGE_MASK;
-            let end = range.end.min(first + ACCESS_BATCH * PAGE_SIZE);
+            let end = range.end.min(first.saturating_add(ACCESS_BATCH * PAGE_SIZE));
             let pages = first..page_align(end).ok_or(EINVAL)?;
             let bytes = &mut bytes[..end - addr];
 
@@ -276,7 +276,7 @@ impl Gpu<'_> {
         let mut addr = range.start;
 
         while addr < range.end {
-            let end = range.end.min(addr + LOOKUP_BATCH * PAGE_SIZE);
+            let end = range.end.min(addr.saturating_add(LOOKUP_BATCH * PAGE_SIZE));
 
             found.clear();
             with_pages(&view, mm, addr..end, &request, &mut pfns, go_on, |valid| {

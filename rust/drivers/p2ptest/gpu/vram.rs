@@ -303,7 +303,9 @@ impl<'bound> Vram<'bound> {
 }
 
 #[vtable]
-impl pagemap::Ops for Vram<'_> {
+// SAFETY: Windows are registered ranges of the GPU's own BAR. What `skew` adds on request leads out
+// of all of them.
+unsafe impl pagemap::Ops for Vram<'_> {
     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result {
         for i in 0..dst.nr_pages() {
             dst.with_page(i, |bytes| self.read(first + i, 0, bytes))

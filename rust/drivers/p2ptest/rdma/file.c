@@ -30,12 +30,17 @@ void p2ptest_rdma_end_mrs(struct p2ptest_rdma *dev, struct file *file)
 	struct rdma_mr *mr;
 	unsigned long handle;
 
+	/* Under the lock, those of other files do not go while they are read. */
+	xa_lock(&dev->mrs);
 	xa_for_each(&dev->mrs, handle, mr) {
 		if (file && mr->file != file)
 			continue;
-		xa_erase(&dev->mrs, handle);
+		__xa_erase(&dev->mrs, handle);
+		xa_unlock(&dev->mrs);
 		rdma_mr_put(mr);
+		xa_lock(&dev->mrs);
 	}
+	xa_unlock(&dev->mrs);
 }
 
 static int rdma_release(struct inode *inode, struct file *file)

@@ -89,7 +89,6 @@ static int p2ptest_rdma_probe(struct pci_dev *pdev,
 	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
 	if (ret)
 		return ret;
-	pci_set_master(pdev);
 
 	dev = ib_alloc_device(p2ptest_rdma, ibdev);
 	if (!dev)
@@ -100,6 +99,8 @@ static int p2ptest_rdma_probe(struct pci_dev *pdev,
 	ret = edu_init(&dev->edu, pdev, max_transfer);
 	if (ret)
 		goto err_dealloc;
+	/* Not before a transfer of a previous driver has come to nothing. */
+	pci_set_master(pdev);
 
 	dev->ibdev.node_type = RDMA_NODE_UNSPECIFIED;
 	dev->ibdev.phys_port_cnt = 1;

@@ -211,7 +211,7 @@ pub struct Fill<'a, 'bound> {
     map: &'a mut DmaMap<'bound>,
     valid: Valid<'a>,
     // Caches the way to the last peer. That is allowed during `'a`: an alias that is valid keeps
-    // its provider from going away, see `Documentation/mm/hmm.rst`.
+    // its provider from going away, see `Documentation/mm/hmm.rst` and `pagemap::Ops`.
     state: bindings::pci_p2pdma_map_state,
 }
 

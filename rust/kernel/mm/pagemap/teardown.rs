@@ -107,7 +107,8 @@ struct Driver {
 }
 
 #[vtable]
-impl Ops for Driver {
+// SAFETY: There are no aliases.
+unsafe impl Ops for Driver {
     fn copy_to_host(&self, _first: usize, dst: &mut HostFolio) -> Result {
         let byte = self.content.load(Relaxed) as u8;
 
