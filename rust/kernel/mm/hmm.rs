@@ -704,6 +704,46 @@ mod tests {
         }
     }
 
+    /// Says that it would have to sleep, although it may.
+    #[pin_data]
+    struct Sleepless {
+        #[pin]
+        lock: Mutex<()>,
+    }
+
+    // SAFETY: There is one lock.
+    unsafe impl Ops for Sleepless {
+        type Protected = ();
+        type Backend = MutexBackend;
+
+        fn user_lock(&self) -> &Mutex<()> {
+            &self.lock
+        }
+
+        fn invalidate<'a>(
+            &'a self,
+            _inv: &Invalidation<'a>,
+            _seq: SetSeq<'a, Self>,
+        ) -> Result<SeqSet<'a>, WouldBlock> {
+            Err(WouldBlock)
+        }
+    }
+
+    /// Runs `f` and returns its result, and how often the kernel would have warned meanwhile.
+    fn count_warnings<R>(f: impl FnOnce() -> R) -> (R, usize) {
+        // SAFETY: Called by the thread of a test, which is `test`, and nothing else in it
+        // suppresses warnings.
+        unsafe {
+            let test = bindings::kunit_get_current_test();
+            let suppressed = bindings::kunit_start_suppress_warning(test);
+            let result = f();
+            let count = bindings::kunit_suppressed_warning_count(suppressed);
+
+            bindings::kunit_end_suppress_warning(test, suppressed);
+            (result, count as usize)
+        }
+    }
+
     /// Maps `PAGES` pages of anonymous memory, in an address space that ends with the test.
     fn map(prot: usize) -> Result<Range<usize>> {
         // SAFETY: Called by the thread of a test, which has no address space of its own.
@@ -828,6 +868,29 @@ mod tests {
         let faulted = notifier.fault(mm, left, &request, &mut buf)?;
         let mut guard = notifier.user_lock().lock();
         assert!(faulted.validate(&mut guard).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn would_block_does_not_keep_pages() -> Result {
+        let range = map(PROT_READ_WRITE)?;
+        let task = current!();
+        let mm = task.mm().ok_or(EINVAL)?;
+        let sleepless = pin_init!(Sleepless {
+            lock <- new_mutex!(()),
+        });
+        let notifier = IntervalNotifier::new(mm, range.clone(), sleepless);
+        let notifier = Arc::pin_init(notifier, GFP_KERNEL)?;
+        let mut buf = PfnBuf::new(PAGES, GFP_KERNEL)?;
+
+        let request = Request::new(Access::Write);
+        let faulted = notifier.fault(mm, range.clone(), &request, &mut buf)?;
+        let (unmapped, warnings) = count_warnings(|| unmap(range));
+        unmapped?;
+        assert_eq!(warnings, 1);
+
+        let mut guard = notifier.user_lock().lock();
+        assert!(matches!(faulted.validate(&mut guard), Err(Retry)));
         Ok(())
     }
 

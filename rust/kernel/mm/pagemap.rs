@@ -89,9 +89,9 @@ pub const PMD_PAGES: usize = 1 << PMD_ORDER;
 ///
 /// # Safety
 ///
-/// An address in a registered range that [`Ops::device_private_dma_phys`] returns must be in a BAR of
-/// the device that the pagemap was made for: what keeps the range, and the device that has it, is
-/// that the pagemap goes first.
+/// An address in a registered range that [`Ops::device_private_dma_phys`] returns must be in a BAR
+/// of the device that the pagemap was made for: what keeps the range, and the device that has it,
+/// is that the pagemap goes first.
 #[vtable]
 pub unsafe trait Ops: Send + Sync + Sized {
     /// Copies the content of device pages to host memory.

@@ -81,6 +81,14 @@ fn parts(output: &Path, targets: &[String]) -> Result<Vec<Part>> {
             });
         }
     }
+    // What one part knows of its module's folders holds for others of the module.
+    let known: Vec<_> = parts.iter().map(|part| part.folders.clone()).collect();
+    for part in &mut parts {
+        let own: BTreeSet<_> = part.folders.iter().cloned().collect();
+        let others = known.iter().filter(|f| f.iter().any(|f| own.contains(f)));
+        let all: BTreeSet<_> = others.flatten().chain(&own).cloned().collect();
+        part.folders = all.into_iter().collect();
+    }
     Ok(parts)
 }
 
@@ -216,11 +224,10 @@ mod tests {
 
     #[test]
     fn a_module_that_has_another_folder_too() {
-        let target = ["gpu/amdgpu/../kfd/a.o".to_owned()];
-        let expected = Part {
-            object: target[0].clone(),
-            folders: vec!["gpu/amdgpu".into(), "gpu/amdgpu/../kfd".into()],
-        };
-        assert_eq!(parts(Path::new("/"), &target).unwrap(), [expected]);
+        let targets = ["gpu/amdgpu/../kfd/a.o", "gpu/amdgpu/b.o", "gpu/xe/c.o"].map(str::to_owned);
+        let parts = parts(Path::new("/"), &targets).unwrap();
+        let folders: Vec<_> = parts.iter().map(|part| &part.folders[..]).collect();
+        let amd = ["gpu/amdgpu", "gpu/amdgpu/../kfd"];
+        assert_eq!(folders, [&amd[..], &amd, &["gpu/xe"]]);
     }
 }

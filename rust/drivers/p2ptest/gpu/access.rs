@@ -165,7 +165,9 @@ impl Gpu<'_> {
 
         while addr < range.end {
             let first = addr & PAGE_MASK;
-            let end = range.end.min(first.saturating_add(ACCESS_BATCH * PAGE_SIZE));
+            let end = range
+                .end
+                .min(first.saturating_add(ACCESS_BATCH * PAGE_SIZE));
             let pages = first..page_align(end).ok_or(EINVAL)?;
             let bytes = &mut bytes[..end - addr];
 
