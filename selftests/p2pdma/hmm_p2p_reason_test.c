@@ -324,7 +324,7 @@ TEST(policy_at_boot)
 	while ((said = strstr(said, "hmm_p2p="))) {
 		said += strlen("hmm_p2p=");
 		snprintf(want, sizeof(want), "%.*s",
-			 (int)strcspn(said, " \n"), said);
+			 (int)strcspn(said, "\n "), said);
 	}
 	EXPECT_STREQ(want, word);
 }
