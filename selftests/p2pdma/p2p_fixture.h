@@ -21,7 +21,6 @@ FIXTURE(p2p)
 	struct p2ptest_gpu_info info;	/* when the test began */
 	enum p2p_expect path;
 	bool has_p2p;			/* the kernel counts and has a policy */
-	char policy[16];		/* when the test began */
 };
 
 #define P2P_SELF FIXTURE_DATA(p2p)
@@ -200,7 +199,7 @@ FIXTURE_SETUP(p2p)
 		TH_LOG("something else uses the test GPU");
 	ASSERT_EQ(0, p2p_gpu_inject(&self->gpu, false));
 	ASSERT_EQ(0, p2p_gpu_window(&self->gpu, 0, self->info.vram_size));
-	self->has_p2p = !p2p_policy_auto(self->policy, sizeof(self->policy));
+	self->has_p2p = !p2p_policy_set("auto");
 	self->path = path;
 	if (path == P2P_EXPECT_UNKNOWN)
 		self->path = self->has_p2p ? p2p_probe(_metadata, self) :
@@ -218,7 +217,7 @@ FIXTURE_TEARDOWN_PARENT(p2p)
 	struct p2p_gpu gpu;
 
 	if (self->has_p2p)
-		EXPECT_EQ(0, p2p_policy_set(self->policy));
+		EXPECT_EQ(0, p2p_policy_set("auto"));
 	EXPECT_EQ(0, p2p_gpu_open(&gpu, 0)) {
 		TH_LOG("the test GPU has not come back");
 		return;

@@ -36,7 +36,6 @@ FIXTURE(odp)
 	enum p2p_expect path;
 	bool peer;			/* the GPU's pages are reached there */
 	bool has_p2p;			/* the kernel has a policy */
-	char policy[16];		/* when the test began */
 };
 
 #define RDMA_SELF FIXTURE_DATA(odp)
@@ -281,7 +280,7 @@ FIXTURE_SETUP(odp)
 	ASSERT_EQ(0U, self->info.pages_used)
 		TH_LOG("something else uses the test GPU");
 	ASSERT_EQ(0, p2p_gpu_window(&self->gpu, 0, self->info.vram_size));
-	self->has_p2p = !p2p_policy_auto(self->policy, sizeof(self->policy));
+	self->has_p2p = !p2p_policy_set("auto");
 	self->path = path;
 	if (path == P2P_EXPECT_UNKNOWN)
 		self->path = rdma_probe(_metadata, self);
@@ -294,7 +293,7 @@ FIXTURE_TEARDOWN_PARENT(odp)
 	struct p2p_gpu gpu;
 
 	if (self->has_p2p)
-		EXPECT_EQ(0, p2p_policy_set(self->policy));
+		EXPECT_EQ(0, p2p_policy_set("auto"));
 	ASSERT_EQ(0, p2p_gpu_open(&gpu, 0));
 	EXPECT_EQ(0, p2p_gpu_wait_used(&gpu, 0)) {
 		TH_LOG("pages of VRAM are still in use: %llu",

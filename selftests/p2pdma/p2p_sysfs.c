@@ -127,11 +127,23 @@ int p2p_policy_set(const char *word)
 	return write_file(POLICY_FILE, word);
 }
 
-int p2p_policy_auto(char *was, size_t size)
-{
-	int ret = p2p_policy_get(was, size);
+/*
+ * What the administrator has set, "" without PCI_P2PDMA. Tests change it, and
+ * are processes of their own, which may be killed: only the program itself runs
+ * the destructor.
+ */
+static char policy_before[16];
 
-	return ret ?: p2p_policy_set("auto");
+static void __attribute__((constructor)) policy_save(void)
+{
+	if (p2p_policy_get(policy_before, sizeof(policy_before)))
+		policy_before[0] = '\0';
+}
+
+static void __attribute__((destructor)) policy_restore(void)
+{
+	if (policy_before[0])
+		p2p_policy_set(policy_before);
 }
 
 /* Tracepoint */

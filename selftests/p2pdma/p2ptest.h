@@ -156,8 +156,6 @@ int p2p_stats_since(struct p2p_stats *from);
 
 int p2p_policy_get(char *word, size_t size);
 int p2p_policy_set(const char *word);
-/* Sets it to "auto", and tells what it was */
-int p2p_policy_auto(char *was, size_t size);
 
 /* A tracing instance of its own: other users of tracing are not disturbed */
 struct p2p_trace {

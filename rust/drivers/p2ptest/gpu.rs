@@ -78,7 +78,8 @@ impl<'bound> Gpu<'bound> {
 
         Ok(try_pin_init!(Self {
             moving <- new_mutex!((), "p2ptest_gpu::moving"),
-            // SAFETY: This is the data behind the gate, which is dropped before `'bound` ends.
+            // SAFETY: This is the data behind the gate, which is dropped before `'bound` ends. The
+            // windows of `vram` are in the BAR of `pdev`.
             map <- unsafe { PageMap::new(pdev.as_ref(), c"p2ptest_gpu", size, vram) },
             pdev,
         }? Error))

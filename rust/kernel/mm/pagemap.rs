@@ -90,8 +90,8 @@ pub const PMD_PAGES: usize = 1 << PMD_ORDER;
 /// # Safety
 ///
 /// An address in a registered range that [`Ops::device_private_dma_phys`] returns must be in a BAR
-/// of the device that the pagemap was made for: what keeps the range, and the device that has it,
-/// is that the pagemap goes first.
+/// of the device that the pagemap is made for, see [`PageMap::new`]: what peers may still look at,
+/// of the device that has the range, is there because the pagemap goes first.
 #[vtable]
 pub unsafe trait Ops: Send + Sync + Sized {
     /// Copies the content of device pages to host memory.
@@ -307,7 +307,7 @@ impl InUse {
 /// }
 ///
 /// #[vtable]
-/// // SAFETY: The addresses are in the device's own BAR.
+/// // SAFETY: The addresses are in the BAR that begins at `bar_start`.
 /// unsafe impl pagemap::Ops for Vram {
 ///     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result {
 ///         for i in 0..dst.nr_pages() {
@@ -336,13 +336,17 @@ impl InUse {
 ///     }
 /// }
 ///
-/// fn create<'bound>(
+/// /// # Safety
+/// ///
+/// /// `bar_start` must be where a BAR of `dev` begins.
+/// unsafe fn create<'bound>(
 ///     dev: &'bound Device<Bound>,
 ///     bar_start: PhysAddr,
 /// ) -> Result<Pin<KBox<PageMap<'bound, Vram>>>> {
 ///     let vram = pin_init::init!(Vram { bar_start });
 ///
-///     // SAFETY: It becomes part of the data of a driver, which is dropped before `'bound` ends.
+///     // SAFETY: It becomes part of the data of a driver, which is dropped before `'bound` ends,
+///     // and `dev` has the BAR.
 ///     KBox::pin_init(unsafe { PageMap::new(dev, c"example", SZ_64M, vram) }, GFP_KERNEL)
 /// }
 /// ```
@@ -392,9 +396,10 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
     ///
     /// # Safety
     ///
-    /// What is initialised must not be leaked, as by [`core::mem::forget`], but dropped before
-    /// `'bound` ends: `data` may borrow from the device, and is used as long as the pagemap is
-    /// there.
+    /// - What is initialised must not be leaked, as by [`core::mem::forget`], but dropped before
+    ///   `'bound` ends: `data` may borrow from the device, and is used as long as the pagemap is
+    ///   there.
+    /// - `dev` must be the device that the aliases of `data` lead to.
     pub unsafe fn new<E>(
         dev: &'bound Device<Bound>,
         name: &'static CStr,
