@@ -49,13 +49,18 @@ kmemleak() {
 	cat $_leaks >"$out/kmemleak"
 }
 
-# What gcov has counted; a file is named by its path, with # for /.
-gcov() {
+# What gcov has counted; a file is named by its path, with # for /. And where the
+# code of modules is.
+coverage() {
 	_root=/sys/kernel/debug/gcov
-	echo 'harness: gcov' >/dev/kmsg
+	echo 'harness: coverage' >/dev/kmsg
 	mkdir "$out/gcov"
 	find $_root -name '*.gcda' | while read -r _file; do
 		cat "$_file" >"$out/gcov/$(echo "${_file#"$_root"}" | tr / '#')"
+	done
+	for _file in /sys/module/*/sections/.text; do
+		_name=${_file#/sys/module/}
+		echo "${_name%%/*} $(cat "$_file")" >>"$out/modules"
 	done
 }
 

@@ -150,6 +150,7 @@ impl Bench<'_> {
                 topology,
                 append: &[],
                 icount: Some(&self.settings.icount),
+                coverage: false,
                 job,
                 limit: Duration::from_secs(self.settings.limit),
             },

@@ -474,6 +474,7 @@ impl Stepper<'_> {
                 topology: self.bisect.topologies.get(topology)?,
                 append: &[],
                 icount: None,
+                coverage: false,
                 job: "uname -a >\"$out/uname\"\n".to_owned(),
                 limit: Duration::from_secs(180),
             },

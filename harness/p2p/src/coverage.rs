@@ -1,9 +1,8 @@
-//! Which lines of C that the series adds are run by a test, and which are not,
-//! and why not.
+//! Which lines that the series adds are run by a test, and which are not, and why
+//! not.
 //!
-//! gcov counts: the touched files are built with its counters, in a work tree
-//! and a kernel of their own, and the tests of qemu/coverage.toml run on it. Rust
-//! has no such counters in the kernel: there, `make mutants` stands in.
+//! The tests of qemu/coverage.toml run on a kernel of its own work tree. In C, gcov
+//! counts: the touched files are built with its counters. For Rust, see [`rust`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,8 +24,15 @@ use crate::tree::Tree;
 use crate::vm::Booter;
 
 mod lines;
+mod rust;
 
 use lines::{Lines, Summary};
+pub use rust::options;
+use rust::{Executed, place};
+
+/// QEMU's log of a machine that counts, and where its modules were.
+pub const LOG: &str = "executed.log";
+const MODULES: &str = "out/modules";
 
 /// As those of the mutants, for ccache.
 pub const KERNEL: &str = "coverage/kernel";
@@ -79,7 +85,7 @@ impl Coverage<'_> {
         let paths = self.builder.paths;
         let settings = Settings::read(&paths.root)?;
         let added = Added::of(self.builder.tree)?;
-        let touched = added.files(&[".c", ".h"]);
+        let touched = added.files(&[".c", ".h", ".rs"]);
         let tree = self.counting_tree(&touched)?;
         self.builder
             .of(&tree)
@@ -99,9 +105,11 @@ impl Coverage<'_> {
                 if let Some(failed) = failed {
                     bail!("{name}: {}: {}", failed.name, failed.reason);
                 }
-                let counters = self.booter.dir(&name).join("out/gcov");
-                self.count(&objects, &counters, &tree.dir, &mut lines)
+                let dir = self.booter.dir(&name);
+                self.count(&objects, &dir.join("out/gcov"), &tree.dir, &mut lines)
                     .with_context(|| format!("{name}: reading gcov's counters"))?;
+                self.count_rust(&objects, &dir, &tree.dir, &touched, &mut lines)
+                    .with_context(|| format!("{name}: reading what QEMU has run"))?;
             }
         }
 
@@ -123,13 +131,50 @@ impl Coverage<'_> {
         })
     }
 
-    /// The series with gcov's counters in the touched files.
+    /// Adds the lines of Rust that one machine has run. Its log, which is large, goes.
+    fn count_rust(
+        &self,
+        objects: &Path,
+        dir: &Path,
+        tree: &Path,
+        touched: &[&str],
+        lines: &mut Lines,
+    ) -> Result<()> {
+        let mut files = touched.to_owned();
+        files.retain(|file| file.ends_with(".rs"));
+        let log = dir.join(LOG);
+        let executed = Executed::read(&log)?;
+        fs::remove_file(&log)?;
+        executed.count(&objects.join("vmlinux"), tree, &files, lines)?;
+
+        let scratch = tempfile::tempdir_in(self.builder.paths.build().join("tmp"))?;
+        let loaded = fs::read_to_string(dir.join(MODULES))?;
+        let order = fs::read_to_string(objects.join("modules.order"))?;
+        for module in order.lines().map(|o| Path::new(o).with_extension("ko")) {
+            let name = module.file_stem().unwrap_or_default().to_string_lossy();
+            let name = name.replace('-', "_");
+            let mut loaded = loaded.lines().filter_map(|line| line.split_once(' '));
+            let Some((_, text)) = loaded.find(|(loaded, _)| *loaded == name) else {
+                continue;
+            };
+            let placed = scratch.path().join(&name);
+            place(&objects.join(&module), text, &placed)?;
+            executed.count(&placed, tree, &files, lines)?;
+        }
+        Ok(())
+    }
+
+    /// The series with gcov's counters in the touched files, and line tables of Rust.
     fn counting_tree(&self, touched: &[&str]) -> Result<Tree> {
         let Builder {
             paths, ui, tree, ..
         } = *self.builder;
         let tree = tree.aside(paths, ui, WORKTREE, "tree: the one for coverage")?;
         let mut makefiles = BTreeMap::<PathBuf, BTreeSet<String>>::new();
+        makefiles
+            .entry(tree.dir.join("Makefile"))
+            .or_default()
+            .insert("KBUILD_RUSTFLAGS += -Cdebuginfo=1\n".to_owned());
         for file in touched {
             if let Some((makefile, line)) = counting(&tree.dir, file) {
                 makefiles.entry(makefile).or_default().insert(line);

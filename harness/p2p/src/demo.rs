@@ -67,6 +67,7 @@ pub fn play(
             topology,
             append: &[],
             icount: None,
+            coverage: false,
             job: script(booter, kernel, topology),
             limit,
         },

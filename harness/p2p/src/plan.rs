@@ -63,9 +63,9 @@ pub struct Spec {
     pub kunit: Option<String>,
     #[serde(default)]
     pub kmemleak: bool,
-    /// The kernel's gcov counters are kept.
+    /// What the kernel runs is kept, for [`crate::coverage`].
     #[serde(default)]
-    pub gcov: bool,
+    pub coverage: bool,
     pub icount: Option<String>,
     /// Added to the kernel's command line.
     #[serde(default)]
@@ -261,8 +261,8 @@ impl<'a> Job<'a> {
         if self.spec.kmemleak {
             job.push_str("kmemleak\n");
         }
-        if self.spec.gcov {
-            job.push_str("gcov\n");
+        if self.spec.coverage {
+            job.push_str("coverage\n");
         }
         booter.boot(
             &Boot {
@@ -271,6 +271,7 @@ impl<'a> Job<'a> {
                 topology: self.topology,
                 append: &append,
                 icount: self.spec.icount.as_deref(),
+                coverage: self.spec.coverage,
                 job,
                 limit,
             },

@@ -24,6 +24,7 @@ pub fn run(booter: &Booter<'_>, paths: &Paths, topology: &Topology) -> Result<()
         topology,
         append: &[],
         icount: None,
+        coverage: false,
         job: String::new(),
         limit: Duration::MAX,
     })

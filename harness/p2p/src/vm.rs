@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use judge::Judge;
 
+use crate::coverage;
 use crate::kernel::Built;
 use crate::paths::Paths;
 use crate::proc::{quote, shown, stream, tail};
@@ -51,6 +52,8 @@ pub struct Boot<'a> {
     pub append: &'a [String],
     /// QEMU's `-icount`, if not the machine's.
     pub icount: Option<&'a str>,
+    /// QEMU logs what runs, for [`crate::coverage`].
+    pub coverage: bool,
     /// Lines of shell; [`Guest`] has what they may use.
     pub job: String,
     /// When it counts as hung.
@@ -259,6 +262,9 @@ impl Booter<'_> {
         let mut qemu = boot.topology.qemu(icount);
         for global in &self.machine.globals {
             qemu.extend(["-global".to_owned(), global.clone()]);
+        }
+        if boot.coverage {
+            qemu.extend(coverage::options(coverage::LOG));
         }
         for (option, value) in [
             ("-device", "virtio-serial-pci".to_owned()),

@@ -1,4 +1,4 @@
-//! What gcov says of lines, and what that comes to for a series.
+//! How often lines were run, and what that comes to for a series.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -52,6 +52,12 @@ impl Lines {
         Ok(())
     }
 
+    /// Adds how often the code of a line was run.
+    pub fn see(&mut self, file: &str, number: usize, count: u64) {
+        let file = self.0.entry(file.to_owned()).or_default();
+        *file.entry(number).or_default() += count;
+    }
+
     fn of(&self, file: &str) -> Option<&BTreeMap<usize, u64>> {
         self.0.get(file)
     }
@@ -96,7 +102,7 @@ impl Summary {
         for file in files {
             let Some(counts) = lines.of(file) else {
                 // A header may have no code.
-                if !file.ends_with(".c") {
+                if file.ends_with(".h") {
                     continue;
                 }
                 summary.push(File {

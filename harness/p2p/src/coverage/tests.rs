@@ -9,7 +9,7 @@ fn the_settings_of_this_repository() {
     let settings = Settings::read(&root()).unwrap();
     let topologies = Topologies::read(&root()).unwrap();
     for job in &settings.jobs {
-        assert!(job.gcov, "{}", job.name);
+        assert!(job.coverage, "{}", job.name);
         for name in &job.topologies {
             topologies.get(name).unwrap();
         }

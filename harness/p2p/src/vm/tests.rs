@@ -82,6 +82,7 @@ fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
         topology: topologies.get("switch").unwrap(),
         append: &[],
         icount: None,
+        coverage: false,
         job: "run x true".into(),
         limit: Duration::from_secs(limit),
     };

@@ -1,0 +1,166 @@
+//! Which lines of Rust a machine has run. Rust has no counters in the kernel, but
+//! QEMU can log the code that it translates, which is what is about to run, and the
+//! line table says which lines that is from.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Command;
+
+use addr2line::Loader;
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::lines::Lines;
+use crate::proc::capture;
+
+/// The kernel's own part of the address space, its modules included.
+const KERNEL: u64 = 0xffff_ffff_8000_0000;
+
+/// For the machine's QEMU.
+pub fn options(log: &str) -> [String; 6] {
+    let filter = format!("{KERNEL:#x}+{:#x}", u64::MAX - KERNEL);
+    ["-d", "in_asm", "-dfilter", &filter, "-D", log].map(str::to_owned)
+}
+
+/// Where instructions are that a machine has run, in order.
+pub struct Executed(Vec<u64>);
+
+impl Executed {
+    /// Reads QEMU's log: a line for each instruction, `0xffffffff81000000:  55  pushq %rbp`.
+    pub fn read(log: &Path) -> Result<Self> {
+        let file = File::open(log).with_context(|| log.display().to_string())?;
+        let mut all = Vec::new();
+        for line in BufReader::new(file).split(b'\n') {
+            let line = line.with_context(|| log.display().to_string())?;
+            all.extend(address(&line));
+        }
+        if all.is_empty() {
+            bail!("{}: no instruction is in it", log.display());
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok(Self(all))
+    }
+
+    /// Whether one of the instructions there has run.
+    fn any(&self, start: u64, len: u64) -> bool {
+        let at = self.0.partition_point(|address| *address < start);
+        self.0
+            .get(at)
+            .is_some_and(|address| *address < start.saturating_add(len))
+    }
+
+    /// Adds the lines of `files`, in a tree, that an image has code of: the kernel, or
+    /// a module that [`place`] has put where it was.
+    pub fn count(
+        &self,
+        image: &Path,
+        tree: &Path,
+        files: &[&str],
+        lines: &mut Lines,
+    ) -> Result<()> {
+        let mut texts = Vec::new();
+        for file in files {
+            let text = fs::read_to_string(tree.join(file)).with_context(|| (*file).to_owned())?;
+            texts.push((*file, text.lines().map(has_statement).collect::<Vec<_>>()));
+        }
+        let wrong = |err| anyhow!("{}: {err}", image.display());
+        let loader = Loader::new(image).map_err(wrong)?;
+        let all = loader
+            .find_location_range(KERNEL, u64::MAX)
+            .map_err(wrong)?;
+        for (start, len, location) in all {
+            let (Some(path), Some(line)) = (location.file, location.line) else {
+                continue;
+            };
+            let line = line as usize;
+            let mut texts = texts.iter();
+            let text = texts.find(|(file, _)| Path::new(path).ends_with(file));
+            // Line 0 is the compiler's own.
+            if let Some((file, text)) = text
+                && line
+                    .checked_sub(1)
+                    .is_some_and(|at| text.get(at) == Some(&true))
+            {
+                lines.see(file, line, self.any(start, len).into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a line is more than a function's head or the end of a block, which have
+/// code also where all the rest is inlined somewhere else.
+fn has_statement(line: &str) -> bool {
+    let line = line.trim();
+    let is_end = line.starts_with('}') && !line.contains(char::is_alphanumeric);
+    let mut words = line.split_whitespace();
+    let is_head = words.any(|word| word == "fn") && !line.ends_with('}');
+    !is_end && !is_head
+}
+
+fn address(line: &[u8]) -> Option<u64> {
+    let (digits, rest) = line.strip_prefix(b"0x")?.split_at_checked(16)?;
+    rest.starts_with(b":").then_some(())?;
+    u64::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// Links a module to where a machine has loaded it. Only its `.text` counts; where
+/// the rest would be matters as little as what the kernel exports.
+pub fn place(module: &Path, text: &str, placed: &Path) -> Result<()> {
+    let address = text.trim_start_matches("0x");
+    capture(
+        Command::new("/usr/lib/llvm-19/bin/ld.lld")
+            .args([
+                "--noinhibit-exec",
+                "--no-warnings",
+                "--unresolved-symbols=ignore-all",
+            ])
+            .arg(format!("--section-start=.text=0x{address}"))
+            .arg("-o")
+            .args([placed, module]),
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_and_ends_have_no_statement() {
+        for line in [
+            "fn f() {",
+            "    pub(crate) fn f<T>(",
+            "}",
+            "    });",
+            "} // f",
+        ] {
+            assert_eq!(has_statement(line), line.ends_with('f'), "{line}");
+        }
+        for line in [
+            "f();",
+            "} else {",
+            "pub fn size(&self) -> u64 { self.size }",
+        ] {
+            assert!(has_statement(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn instructions_of_a_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let text = "----------------\nIN: f\n0xffffffff81000002:  c3   retq\n\
+                    0xffffffff81000000:  66 90   nop\n0xffffffff81000000:  66 90   nop\n";
+        fs::write(&log, text).unwrap();
+        let executed = Executed::read(&log).unwrap();
+        assert_eq!(executed.0, [KERNEL + 0x100_0000, KERNEL + 0x100_0002]);
+        assert!(executed.any(KERNEL + 0x100_0001, 2));
+        assert!(!executed.any(KERNEL + 0x100_0001, 1));
+        assert!(!executed.any(KERNEL + 0x100_0003, 9));
+        fs::write(&log, "IN: f\n").unwrap();
+        assert!(Executed::read(&log).is_err());
+        assert!(Executed::read(&dir.path().join("none")).is_err());
+    }
+}
