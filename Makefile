@@ -67,7 +67,7 @@ test: ## run everything; ends with "N passed, N failed, N skipped"
 mutants: ## plant defects into the series; ends with which test noticed which
 	$(p2p) mutants $(only)
 
-coverage: ## tell which new lines of C no test reaches, and why
+coverage: ## tell which new lines no test reaches, and why
 	$(p2p) coverage
 
 bench: ## count instructions: the series against the base, in place against home

@@ -69,20 +69,28 @@ impl Executed {
         let all = loader
             .find_location_range(KERNEL, u64::MAX)
             .map_err(wrong)?;
-        for (start, len, location) in all {
-            let (Some(path), Some(line)) = (location.file, location.line) else {
-                continue;
-            };
-            let line = line as usize;
-            let mut texts = texts.iter();
-            let text = texts.find(|(file, _)| Path::new(path).ends_with(file));
-            // Line 0 is the compiler's own.
-            if let Some((file, text)) = text
-                && line
-                    .checked_sub(1)
-                    .is_some_and(|at| text.get(at) == Some(&true))
-            {
-                lines.see(file, line, self.any(start, len).into());
+        for (start, len, _) in all {
+            let reached = self.any(start, len);
+            // The line, and those that it is inlined at.
+            let mut frames = loader.find_frames(start).map_err(wrong)?;
+            while let Some(frame) = frames.next().map_err(|err| wrong(err.into()))? {
+                let Some(location) = frame.location else {
+                    continue;
+                };
+                let (Some(path), Some(line)) = (location.file, location.line) else {
+                    continue;
+                };
+                let line = line as usize;
+                let mut texts = texts.iter();
+                let text = texts.find(|(file, _)| Path::new(path).ends_with(file));
+                // Line 0 is the compiler's own.
+                if let Some((file, text)) = text
+                    && line
+                        .checked_sub(1)
+                        .is_some_and(|at| text.get(at) == Some(&true))
+                {
+                    lines.see(file, line, reached.into());
+                }
             }
         }
         Ok(())
