@@ -144,6 +144,7 @@ impl Coverage<'_> {
         files.retain(|file| file.ends_with(".rs"));
         let log = dir.join(LOG);
         let executed = Executed::read(&log)?;
+        fs::remove_file(&log)?;
         executed.count(&objects.join("vmlinux"), tree, &files, lines)?;
 
         let scratch = tempfile::tempdir_in(self.builder.paths.build().join("tmp"))?;

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Command;
 
-use addr2line::Loader;
+use addr2line::{Loader, Location};
 use anyhow::{Context, Result, anyhow, bail};
 
 use super::lines::Lines;
@@ -59,11 +59,7 @@ impl Executed {
         files: &[&str],
         lines: &mut Lines,
     ) -> Result<()> {
-        let mut texts = Vec::new();
-        for file in files {
-            let text = fs::read_to_string(tree.join(file)).with_context(|| (*file).to_owned())?;
-            texts.push((*file, text.lines().map(has_statement).collect::<Vec<_>>()));
-        }
+        let files = Files::read(tree, files)?;
         let wrong = |err| anyhow!("{}: {err}", image.display());
         let loader = Loader::new(image).map_err(wrong)?;
         let all = loader
@@ -74,26 +70,34 @@ impl Executed {
             // The line, and those that it is inlined at.
             let mut frames = loader.find_frames(start).map_err(wrong)?;
             while let Some(frame) = frames.next().map_err(|err| wrong(err.into()))? {
-                let Some(location) = frame.location else {
-                    continue;
-                };
-                let (Some(path), Some(line)) = (location.file, location.line) else {
-                    continue;
-                };
-                let line = line as usize;
-                let mut texts = texts.iter();
-                let text = texts.find(|(file, _)| Path::new(path).ends_with(file));
-                // Line 0 is the compiler's own.
-                if let Some((file, text)) = text
-                    && line
-                        .checked_sub(1)
-                        .is_some_and(|at| text.get(at) == Some(&true))
-                {
+                if let Some((file, line)) = frame.location.and_then(|at| files.find(&at)) {
                     lines.see(file, line, reached.into());
                 }
             }
         }
         Ok(())
+    }
+}
+
+/// Files that count, each with whether its lines have statements.
+struct Files<'a>(Vec<(&'a str, Vec<bool>)>);
+
+impl<'a> Files<'a> {
+    fn read(tree: &Path, files: &[&'a str]) -> Result<Self> {
+        let read = |file: &&'a str| {
+            let text = fs::read_to_string(tree.join(file)).with_context(|| (*file).to_owned())?;
+            Ok((*file, text.lines().map(has_statement).collect()))
+        };
+        Ok(Self(files.iter().map(read).collect::<Result<_>>()?))
+    }
+
+    fn find(&self, location: &Location<'_>) -> Option<(&'a str, usize)> {
+        let path = Path::new(location.file?);
+        let line = usize::try_from(location.line?).ok()?;
+        let (file, lines) = self.0.iter().find(|(file, _)| path.ends_with(file))?;
+        // Line 0 is the compiler's own.
+        let counts = *lines.get(line.checked_sub(1)?)?;
+        counts.then_some((*file, line))
     }
 }
 
@@ -153,6 +157,23 @@ mod tests {
         ] {
             assert!(has_statement(line), "{line}");
         }
+    }
+
+    #[test]
+    fn only_lines_with_statements_of_the_files_count() {
+        let tree = tempfile::tempdir().unwrap();
+        fs::write(tree.path().join("a.rs"), "fn f() {\n    g();\n}\n").unwrap();
+        let files = Files::read(tree.path(), &["a.rs"]).unwrap();
+        let found = |file, line| {
+            let column = None;
+            files.find(&Location { file, line, column })
+        };
+        assert_eq!(found(Some("/linux/a.rs"), Some(2)), Some(("a.rs", 2)));
+        for line in [None, Some(0), Some(1), Some(3), Some(4)] {
+            assert_eq!(found(Some("/linux/a.rs"), line), None);
+        }
+        assert_eq!(found(Some("/linux/ba.rs"), Some(2)), None);
+        assert_eq!(found(None, Some(2)), None);
     }
 
     #[test]

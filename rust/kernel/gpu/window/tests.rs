@@ -424,6 +424,25 @@ mod suite {
     }
 
     #[test]
+    fn window_before_the_place_stays() -> Result {
+        let (pool, _bar) = pool(0..2 * CHUNK)?;
+        let first = pool.window(Placement::Fixed(0), CHUNK / 2)?;
+        let between = pool.window(Placement::Fixed(CHUNK / 2), CHUNK / 4)?;
+        let obstacle = pool.window(Placement::Fixed(CHUNK), CHUNK)?;
+        let window = pool.window(Placement::Anywhere, CHUNK)?;
+
+        let _held = pool.acquire(&first)?.ok_or(ENOSPC)?;
+        // The most recent obstacle counts: to take the other one as well makes no difference to it.
+        drop(pool.acquire(&between)?.ok_or(ENOSPC)?);
+        drop(pool.acquire(&obstacle)?.ok_or(ENOSPC)?);
+        let active = pool.acquire(&window)?.ok_or(ENOSPC)?;
+        assert_eq!(active.position(), CHUNK);
+        assert_eq!(between.position(), Some(CHUNK / 2));
+        assert_eq!(obstacle.position(), None);
+        Ok(())
+    }
+
+    #[test]
     fn double_release_is_refused() -> Result {
         let (pool, _bar) = pool(0..CHUNK)?;
         let windows = windows(&pool, 2, CHUNK)?;
