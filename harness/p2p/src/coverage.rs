@@ -30,6 +30,16 @@ use lines::{Lines, Summary};
 pub use rust::options;
 use rust::{Executed, place};
 
+const HEAD: &str = "\
+# Lines that tests reach
+
+    make coverage
+
+counts the lines that the series adds, in C by gcov and in Rust by the instructions that
+QEMU has run and the line table. `qemu/coverage.toml` has the tests and the reasons.
+
+";
+
 /// QEMU's log of a machine that counts, and where its modules were.
 pub const LOG: &str = "executed.log";
 const MODULES: &str = "out/modules";
@@ -120,7 +130,7 @@ impl Coverage<'_> {
             dir.join("coverage.json"),
             serde_json::to_string_pretty(&summary)?,
         )?;
-        let text = summary.tables();
+        let text = format!("{HEAD}{}", summary.tables());
         fs::write(dir.join("coverage.md"), &text)?;
         println!("\n{text}");
         println!("results: {}", paths.short(&dir.join("coverage.md")));

@@ -161,7 +161,9 @@ impl Summary {
         let mut text = "| file | added lines of code | reached | |\n|---|---|---|---|\n".to_owned();
         let (mut all, mut reached) = (0, 0);
         for file in &self.files {
-            let Some(lines) = file.lines else { continue };
+            let Some(lines) = file.lines.filter(|lines| *lines > 0) else {
+                continue;
+            };
             all += lines;
             reached += file.reached;
             let _ = writeln!(
