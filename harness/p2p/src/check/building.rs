@@ -30,15 +30,8 @@ pub fn objects(
     builder: &Builder<'_>,
     step: &Step<'_>,
 ) -> Result<Vec<Outcome>> {
-    let make = Make {
-        builder,
-        name: "check",
-        source: &checker.tree.dir,
-        output: &checker.paths.output.join("check"),
-        arch: None,
-        llvm: true,
-    };
-    configure(checker, &make, step)?;
+    let output = checker.paths.output.join("check");
+    let make = configured(checker, builder, "check", &output, step)?;
     let files = checker.touched(&[".c", ".rs"]);
     let (targets, left_out) = targets(&checker.tree.dir, &files, &checker.settings.targets);
     let mut outcomes: Vec<_> = left_out
@@ -91,14 +84,30 @@ pub fn objects(
     Ok(outcomes)
 }
 
-fn configure(checker: &Checker<'_>, make: &Make<'_>, step: &Step<'_>) -> Result<()> {
+/// The kernel's make in `output`, with the configuration that checks want; `name` is
+/// that of its log.
+fn configured<'a>(
+    checker: &'a Checker<'_>,
+    builder: &'a Builder<'_>,
+    name: &'a str,
+    output: &'a Path,
+    step: &Step<'_>,
+) -> Result<Make<'a>> {
+    let make = Make {
+        builder,
+        name,
+        source: &checker.tree.dir,
+        output,
+        arch: None,
+        llvm: true,
+    };
     let wanted = config::wanted(&checker.paths.root, &checker.settings.fragments)?;
     fs::create_dir_all(make.output)?;
     let refused = make.configure(&config::text(&wanted), &wanted, step)?;
     if !refused.is_empty() {
         bail!("check: Kconfig refuses {}", refused.join(", "));
     }
-    Ok(())
+    Ok(make)
 }
 
 /// What make is asked for to build these files, and those that it has no target for.
@@ -154,15 +163,8 @@ fn object(tree: &Path, file: &str) -> Option<String> {
 
 /// The documentation of the kernel's crates.
 pub fn rustdoc(checker: &Checker<'_>, builder: &Builder<'_>, step: &Step<'_>) -> Result<Outcome> {
-    let make = Make {
-        builder,
-        name: "check-rustdoc",
-        source: &checker.tree.dir,
-        output: &checker.paths.output.join("check"),
-        arch: None,
-        llvm: true,
-    };
-    configure(checker, &make, step)?;
+    let output = checker.paths.output.join("check");
+    let make = configured(checker, builder, "check-rustdoc", &output, step)?;
     let jobs = format!("-j{}", builder.jobs);
     let mut arguments = vec![jobs.as_str()];
     arguments.extend(MODES);
