@@ -8,8 +8,11 @@
 //! A report can be cut off by a crash. What was planned and has no result is a
 //! failure here, never silence.
 
-/// How a case ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use serde::{Deserialize, Serialize};
+
+/// How a case ended; written as `passed`, `failed`, `skipped`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Status {
     /// `ok`
     Passed,

@@ -13,6 +13,8 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::added::Added;
+use crate::git::ask;
+use crate::kept::{self, Inputs, Kept};
 use crate::kernel::build::Builder;
 use crate::paths::Paths;
 use crate::proc::{output, shown, tail};
@@ -81,19 +83,40 @@ impl<'a> Checker<'a> {
     /// Runs one of [`QUICK`].
     pub fn quick(&self, ui: &Ui, name: &str) -> Result<Vec<Outcome>> {
         let step = ui.step(format!("run: {name}"));
-        let outcomes = match name {
-            _ if self.series.patches.is_empty() => Vec::new(),
-            "am" => vec![mail::am(self)?],
-            "checkpatch" => mail::checkpatch(self)?,
-            "mail" => mail::mail(self)?,
-            "maintainers" => mail::maintainers(self)?,
-            "codespell" => mail::codespell(self)?,
-            "kernel-doc" => vec![self.kernel_doc()?],
-            "kernel-rustfmt" => vec![self.rustfmt()?],
-            _ => building::docs(self)?,
+        let look = || {
+            Ok(match name {
+                _ if self.series.patches.is_empty() => Vec::new(),
+                "am" => vec![mail::am(self)?],
+                "checkpatch" => mail::checkpatch(self)?,
+                "mail" => mail::mail(self)?,
+                "maintainers" => mail::maintainers(self)?,
+                "codespell" => mail::codespell(self)?,
+                "kernel-doc" => vec![self.kernel_doc()?],
+                "kernel-rustfmt" => vec![self.rustfmt()?],
+                _ => building::docs(self)?,
+            })
         };
-        step.done(format!("{} tests", outcomes.len()));
+        let kept = Kept::new(self.paths);
+        let (outcomes, was_kept) = kept.or_find(name, self.inputs()?, look)?;
+        let count = format!("{} tests", outcomes.len());
+        step.done(if was_kept {
+            format!("{count}, {}", kept::SAID)
+        } else {
+            count
+        });
         Ok(outcomes)
+    }
+
+    /// What the results of [`QUICK`] depend on.
+    fn inputs(&self) -> Result<Inputs> {
+        let mut inputs = Inputs::new()?;
+        inputs.text(&self.tree.base);
+        inputs.text(&self.tree.tip);
+        // Some look at the files as they are.
+        inputs.text(&ask(&self.tree.dir, &["diff", "HEAD"])?);
+        inputs.folder(&self.series.dir)?;
+        inputs.folder(&self.paths.root.join("qemu"))?;
+        Ok(inputs)
     }
 
     /// Runs one of [`BUILDING`].

@@ -19,6 +19,7 @@ mod demo;
 mod export;
 mod git;
 mod hw;
+mod kept;
 mod kernel;
 mod logscan;
 mod mutants;

@@ -23,6 +23,8 @@ use crate::setup::rdma_core;
 use crate::topology::{Topologies, Topology};
 use crate::vm::{Boot, Booter, Ran};
 
+mod inputs;
+
 /// qemu/tests.toml
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

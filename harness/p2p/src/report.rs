@@ -7,32 +7,23 @@ use std::time::Duration;
 use anyhow::Result;
 use ktap::{Case, Status};
 use quick_junit::{NonSuccessKind, Report as Junit, TestCase, TestCaseStatus, TestSuite};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::vm::indent;
 
 /// A test and its result.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// The job, e.g. `selftest/switch`.
     pub suite: String,
     /// The test in it.
     pub name: String,
     /// `passed`, `failed` or `skipped`
-    #[serde(serialize_with = "word")]
     pub status: Status,
     /// Why it failed or was skipped.
     pub reason: String,
     /// What was printed before.
     pub log: Vec<String>,
-}
-
-fn word<S: serde::Serializer>(status: &Status, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(match status {
-        Status::Passed => "passed",
-        Status::Failed => "failed",
-        Status::Skipped => "skipped",
-    })
 }
 
 impl Outcome {

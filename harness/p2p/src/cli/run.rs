@@ -17,6 +17,7 @@ use crate::coverage::{self, Coverage};
 use crate::demo;
 use crate::export;
 use crate::hw;
+use crate::kept::{self, Kept};
 use crate::kernel::build::{Broken, Builder};
 use crate::kernel::compiler::Compiler;
 use crate::kernel::{Built, Kernels, Source};
@@ -410,14 +411,21 @@ impl Run<'_> {
         };
         let run = |job: &Job<'_>| {
             let start = Instant::now();
-            let outcomes = job.run(&booter, self.paths)?;
+            let (outcomes, was_kept) = if job.needs_series(&kernels)? {
+                (job.run(&booter, self.paths)?, false)
+            } else {
+                let inputs = job.inputs(&booter, self.paths)?;
+                let run = || job.run(&booter, self.paths);
+                Kept::new(self.paths).or_find(&job.name, inputs, run)?
+            };
             let part = Report { outcomes };
-            self.ui.say(format!(
-                "{}: {} ({})",
-                job.name,
-                part.closing_line(),
+            let how = if was_kept {
+                kept::SAID.to_owned()
+            } else {
                 seconds(start.elapsed())
-            ));
+            };
+            self.ui
+                .say(format!("{}: {} ({how})", job.name, part.closing_line()));
             add(part.outcomes);
             Ok(())
         };

@@ -1,0 +1,202 @@
+//! Results that need not be found again, because nothing that they depend on has
+//! changed: what the base does, and what the kernel's scripts say of the patches.
+//!
+//! Not for what the series does in a machine: `make test` runs that each time, as a
+//! second run may find what a first one did not. And no failure is kept.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use ktap::Status;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::paths::{Paths, hex};
+use crate::report::Outcome;
+
+/// What is said of results that were there.
+pub const SAID: &str = "as before: nothing has changed";
+
+/// Where they are kept; `make clean` removes them.
+pub struct Kept {
+    dir: PathBuf,
+}
+
+/// A file of that directory.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    key: String,
+    outcomes: Vec<Outcome>,
+}
+
+impl Kept {
+    /// Those of this repository.
+    pub fn new(paths: &Paths) -> Self {
+        let dir = paths.results().join("kept");
+        Self { dir }
+    }
+
+    /// The results of that name, and whether they were there already: if they are from
+    /// the same inputs, they are not looked for again.
+    pub fn or_find(
+        &self,
+        name: &str,
+        inputs: Inputs,
+        find: impl FnOnce() -> Result<Vec<Outcome>>,
+    ) -> Result<(Vec<Outcome>, bool)> {
+        let file = self.dir.join(format!("{}.json", name.replace('/', ".")));
+        let key = inputs.key();
+        // One that cannot be read is as good as none.
+        let record = fs::read(&file).ok();
+        let record = record.and_then(|text| serde_json::from_slice::<Record>(&text).ok());
+        if let Some(record) = record.filter(|record| record.key == key) {
+            return Ok((record.outcomes, true));
+        }
+        let outcomes = find()?;
+        let is_good = |outcome: &Outcome| outcome.status != Status::Failed;
+        if !outcomes.is_empty() && outcomes.iter().all(is_good) {
+            let record = Record { key, outcomes };
+            fs::create_dir_all(&self.dir).with_context(|| self.dir.display().to_string())?;
+            let text = serde_json::to_string_pretty(&record)?;
+            fs::write(&file, text).with_context(|| file.display().to_string())?;
+            return Ok((record.outcomes, false));
+        }
+        Ok((outcomes, false))
+    }
+}
+
+/// What results depend on.
+pub struct Inputs(Sha256);
+
+impl Inputs {
+    /// This program, and the packages of the machine: QEMU, Perl, a guest's files.
+    pub fn new() -> Result<Self> {
+        let mut inputs = Self(Sha256::new());
+        inputs.file(&env::current_exe()?)?;
+        let packages = Path::new("/var/lib/dpkg/status");
+        if packages.is_file() {
+            inputs.file(packages)?;
+        }
+        Ok(inputs)
+    }
+
+    /// A text.
+    pub fn text(&mut self, text: &str) {
+        self.0.update(text.len().to_le_bytes());
+        self.0.update(text);
+    }
+
+    /// A file's path and content.
+    pub fn file(&mut self, file: &Path) -> Result<()> {
+        self.text(&file.to_string_lossy());
+        let content = fs::read(file).with_context(|| file.display().to_string())?;
+        self.0.update(content.len().to_le_bytes());
+        self.0.update(content);
+        Ok(())
+    }
+
+    /// All files in a folder.
+    pub fn folder(&mut self, folder: &Path) -> Result<()> {
+        let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+        let mut paths = entries
+            .map(|entry| Ok(entry?.path()))
+            .collect::<Result<Vec<_>>>()?;
+        paths.sort();
+        for path in paths {
+            if path.is_dir() {
+                self.folder(&path)?;
+            } else {
+                self.file(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn key(self) -> String {
+        hex(&self.0.finalize())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept() -> (tempfile::TempDir, Kept) {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept {
+            dir: dir.path().join("kept"),
+        };
+        (dir, kept)
+    }
+
+    fn inputs(text: &str) -> Inputs {
+        let mut inputs = Inputs(Sha256::new());
+        inputs.text(text);
+        inputs
+    }
+
+    fn find(kept: &Kept, text: &str, outcome: &Outcome) -> (Vec<Outcome>, bool) {
+        kept.or_find("a/b", inputs(text), || Ok(vec![outcome.clone()]))
+            .unwrap()
+    }
+
+    #[test]
+    fn the_same_inputs_give_the_same_results() {
+        let (_dir, kept) = kept();
+        let (passed, skipped) = (
+            Outcome::passed("a/b", "x"),
+            Outcome::skipped("a/b", "x", "y"),
+        );
+        assert!(!find(&kept, "one", &skipped).1);
+        let (outcomes, was_kept) = find(&kept, "one", &passed);
+        assert!(was_kept);
+        assert_eq!(outcomes[0].status, Status::Skipped);
+        assert_eq!(outcomes[0].reason, "y");
+        let (outcomes, was_kept) = find(&kept, "two", &passed);
+        assert!(!was_kept);
+        assert_eq!(outcomes[0].status, Status::Passed);
+    }
+
+    #[test]
+    fn failures_are_looked_for_again() {
+        let (_dir, kept) = kept();
+        find(&kept, "one", &Outcome::failed("a/b", "x", "broken"));
+        let (outcomes, was_kept) = find(&kept, "one", &Outcome::passed("a/b", "x"));
+        assert!(!was_kept);
+        assert_eq!(outcomes[0].status, Status::Passed);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_none() {
+        let (_dir, kept) = kept();
+        find(&kept, "one", &Outcome::passed("a/b", "x"));
+        fs::write(kept.dir.join("a.b.json"), "{").unwrap();
+        assert!(!find(&kept, "one", &Outcome::passed("a/b", "x")).1);
+    }
+
+    #[test]
+    fn names_and_contents_of_files_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = || {
+            let mut inputs = Inputs(Sha256::new());
+            inputs.folder(dir.path()).unwrap();
+            inputs.key()
+        };
+        fs::create_dir(dir.path().join("folder")).unwrap();
+        fs::write(dir.path().join("folder/a"), "1").unwrap();
+        let first = key();
+        assert_eq!(first, key());
+        fs::write(dir.path().join("folder/a"), "2").unwrap();
+        assert_ne!(first, key());
+        fs::rename(dir.path().join("folder/a"), dir.path().join("folder/b")).unwrap();
+        fs::write(dir.path().join("folder/b"), "1").unwrap();
+        assert_ne!(first, key());
+        assert!(
+            Inputs(Sha256::new())
+                .file(&dir.path().join("none"))
+                .is_err()
+        );
+    }
+}
