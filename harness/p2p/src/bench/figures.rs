@@ -53,6 +53,16 @@ impl Figures {
         Some((count as f64 - less as f64) / (pages - less_pages) as f64)
     }
 
+    /// Instructions once per call: what the pages of the largest size do not explain.
+    /// Where the call maps pages in a row, that is what the row costs by itself. None
+    /// of a single size, which cannot tell.
+    pub fn per_call(&self, case: &str) -> Option<f64> {
+        let sizes = self.0.get(case)?;
+        let (&pages, &count) = sizes.last_key_value()?;
+        let per_page = self.per_page(case)?;
+        (sizes.len() > 1).then_some(count as f64 - per_page * pages as f64)
+    }
+
     /// By how much the costs of these sizes miss a line through the smallest
     /// and the largest, as a part of what the line says; the worst of them.
     pub fn bend(&self, case: &str) -> Option<f64> {

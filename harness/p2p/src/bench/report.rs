@@ -14,11 +14,17 @@ use super::{Figures, Settings, plot};
 /// The case that covers sizes from a page to 16 GiB.
 pub const RANGE: &str = "range";
 
+/// Cases that end so count rows of pages and not instructions.
+const ROWS: &str = "_runs";
+
 /// By how much the cost of a range may miss a straight line.
 const BEND: f64 = 0.10;
 
 /// By how much a second run may differ.
 const SAME: f64 = 0.01;
+
+/// A figure of each case, by run.
+type ByRun = BTreeMap<String, BTreeMap<String, f64>>;
 
 /// What was measured against a limit.
 #[derive(Debug, Serialize)]
@@ -33,7 +39,8 @@ pub struct Judged {
 #[derive(Debug, Serialize)]
 pub struct Results {
     goals: Vec<Judged>,
-    per_page: BTreeMap<String, BTreeMap<String, f64>>,
+    per_page: ByRun,
+    per_call: ByRun,
     counted: BTreeMap<String, Figures>,
 }
 
@@ -73,18 +80,10 @@ impl Results {
                 goals.push(Judged::at_most(&name, differs, SAME));
             }
         }
-        let figures = |figures: &Figures| {
-            let cases = figures.cases().filter(|case| *case != RANGE);
-            cases
-                .filter_map(|case| Some((case.to_owned(), figures.per_page(case)?)))
-                .collect()
-        };
         Ok(Self {
             goals,
-            per_page: counted
-                .iter()
-                .map(|(run, counted)| (run.clone(), figures(counted)))
-                .collect(),
+            per_page: by_run(&counted, Figures::per_page),
+            per_call: by_run(&counted, Figures::per_call),
             counted,
         })
     }
@@ -103,25 +102,8 @@ impl Results {
 
     /// Figures by case and run, and the goals.
     pub fn tables(&self) -> String {
-        let mut table = new_table();
-        let runs: Vec<_> = self.per_page.keys().cloned().collect();
-        let mut head = vec!["instructions per page".to_owned()];
-        head.extend(runs.iter().cloned());
-        table.set_header(head);
-        let cases: BTreeSet<_> = self.per_page.values().flat_map(BTreeMap::keys).collect();
-        for case in cases {
-            let mut row = vec![case.clone()];
-            row.extend(runs.iter().map(|run| {
-                let figure = self.per_page[run].get(case);
-                figure.map_or("-".to_owned(), |figure| format!("{figure:.2}"))
-            }));
-            table.add_row(row);
-        }
-        for column in 1..=runs.len() {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        let pages = figures("instructions per page", &self.per_page);
+        let calls = figures("once per call", &self.per_call);
         let mut goals = new_table();
         goals.set_header(["goal", "limit", "seen", ""]);
         for goal in &self.goals {
@@ -129,7 +111,7 @@ impl Results {
             let seen = format!("{:.4}", goal.value);
             goals.add_row([goal.goal.as_str(), &goal.limit, &seen, met]);
         }
-        format!("{table}\n\n{goals}")
+        format!("{pages}\n\n{calls}\n\n{goals}")
     }
 }
 
@@ -142,6 +124,47 @@ impl Judged {
             met: value <= most,
         }
     }
+}
+
+/// What `figure` makes of each case that counts instructions.
+fn by_run(
+    counted: &BTreeMap<String, Figures>,
+    figure: impl Fn(&Figures, &str) -> Option<f64>,
+) -> ByRun {
+    let of_run = |figures: &Figures| {
+        let cases = figures.cases();
+        let cases = cases.filter(|case| *case != RANGE && !case.ends_with(ROWS));
+        cases
+            .filter_map(|case| Some((case.to_owned(), figure(figures, case)?)))
+            .collect()
+    };
+    let runs = counted.iter();
+    runs.map(|(run, figures)| (run.clone(), of_run(figures)))
+        .collect()
+}
+
+/// A row for each case and a column for each run.
+fn figures(title: &str, figures: &ByRun) -> Table {
+    let mut table = new_table();
+    let mut head = vec![title];
+    head.extend(figures.keys().map(String::as_str));
+    let columns = head.len();
+    table.set_header(head);
+    let cases: BTreeSet<_> = figures.values().flat_map(BTreeMap::keys).collect();
+    for case in cases {
+        let mut row = vec![case.clone()];
+        row.extend(figures.values().map(|of_run| {
+            let figure = of_run.get(case);
+            figure.map_or("-".to_owned(), |figure| format!("{figure:.2}"))
+        }));
+        table.add_row(row);
+    }
+    for column in 1..columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
 }
 
 fn new_table() -> Table {

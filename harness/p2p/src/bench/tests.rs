@@ -41,6 +41,23 @@ fn what_is_paid_once_is_left_out() {
     assert!((figures.per_page("a").unwrap() - 10.0).abs() < 1e-9);
     assert!((figures.per_page("b").unwrap() - 10.0).abs() < 1e-9);
     assert!(figures.per_page("c").is_none());
+    assert!((figures.per_call("a").unwrap() - 500.0).abs() < 1e-9);
+    assert!(figures.per_call("b").is_none());
+}
+
+#[test]
+fn rows_are_not_instructions() {
+    let run = "[[run]]\nname='x'\nkernel=''\ntopology=''\nwhat=''\n";
+    let settings = settings(&format!(
+        "{run}[[goal]]\nname='g'\nof='x.a'\nto='x.a'\nat_most=1\n"
+    ));
+    let lines = [("a", 1, 7), ("a", 2, 9), ("a_runs", 1, 1), ("a_runs", 2, 1)];
+    let counted = [("x".to_owned(), figures(&lines))];
+    let tables = Results::new(&settings, counted.into()).unwrap().tables();
+    let is_row = |line: &&str| line.starts_with("| a");
+    let rows: Vec<_> = tables.lines().filter(is_row).collect();
+    assert_eq!(rows.len(), 2, "{tables}");
+    assert!(rows[0].contains("2.00") && rows[1].contains("5.00"));
 }
 
 #[test]
