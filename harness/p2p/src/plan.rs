@@ -32,6 +32,9 @@ pub struct Plan {
     /// Kernels, and those that jobs run on in their place.
     #[serde(default)]
     instead: BTreeMap<String, String>,
+    /// Comes first on the kernel's command line in all jobs that have programs.
+    #[serde(default)]
+    append: Vec<String>,
     #[serde(rename = "job")]
     jobs: Vec<Spec>,
     /// Jobs whose results must be the same.
@@ -123,11 +126,15 @@ impl Plan {
             };
             for topology in shapes {
                 let kernel = spec.kernel.as_ref().unwrap_or(&topology.kernel);
+                let append = [&self.append[..], &spec.append].concat();
                 jobs.push(Job {
                     name: format!("{}/{}", spec.name, topology.name),
                     kernel: self.instead.get(kernel).unwrap_or(kernel).clone(),
                     topology,
-                    spec: spec.clone(),
+                    spec: Spec {
+                        append,
+                        ..spec.clone()
+                    },
                 });
             }
         }

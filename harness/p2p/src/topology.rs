@@ -92,6 +92,8 @@ pub struct Machine {
     pub cpus: u32,
     /// QEMU's `-icount`.
     pub icount: String,
+    /// QEMU's `-machine`: properties of the board.
+    pub board: String,
     /// QEMU's `-global`, for devices that are not named in a topology.
     pub globals: Vec<String>,
     /// The kernel's command line.

@@ -251,6 +251,26 @@ fn a_job_runs_once_its_kernels_are_there() {
 }
 
 #[test]
+fn what_a_job_appends_comes_after_what_all_do() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let job = |name, append| Spec {
+        name: String::from(name),
+        topologies: vec!["switch".to_owned()],
+        append: Vec::from(append),
+        ..Spec::default()
+    };
+    let plan = Plan {
+        instead: BTreeMap::new(),
+        append: vec!["all".to_owned()],
+        jobs: vec![job("a", ["own".to_owned()].as_slice()), job("b", &[])],
+        same: Vec::new(),
+    };
+    let jobs = plan.jobs(&topologies).unwrap();
+    assert_eq!(jobs[0].spec.append, ["all", "own"]);
+    assert_eq!(jobs[1].spec.append, ["all"]);
+}
+
+#[test]
 fn of_what_can_run_the_first_does() {
     let ran = Mutex::new(Vec::new());
     let jobs = vec![vec!["plain"], vec!["base"], vec![]];
