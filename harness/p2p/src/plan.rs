@@ -20,7 +20,7 @@ use crate::paths::Paths;
 use crate::proc::{quote, tail};
 use crate::report::Outcome;
 use crate::setup::rdma_core;
-use crate::topology::{Topologies, Topology};
+use crate::topology::{Machine, Topologies, Topology};
 use crate::vm::{Boot, Booter, Ran};
 
 mod inputs;
@@ -32,9 +32,6 @@ pub struct Plan {
     /// Kernels, and those that jobs run on in their place.
     #[serde(default)]
     instead: BTreeMap<String, String>,
-    /// Comes first on the kernel's command line in all jobs that have programs.
-    #[serde(default)]
-    append: Vec<String>,
     #[serde(rename = "job")]
     jobs: Vec<Spec>,
     /// Jobs whose results must be the same.
@@ -126,15 +123,11 @@ impl Plan {
             };
             for topology in shapes {
                 let kernel = spec.kernel.as_ref().unwrap_or(&topology.kernel);
-                let append = [&self.append[..], &spec.append].concat();
                 jobs.push(Job {
                     name: format!("{}/{}", spec.name, topology.name),
                     kernel: self.instead.get(kernel).unwrap_or(kernel).clone(),
                     topology,
-                    spec: Spec {
-                        append,
-                        ..spec.clone()
-                    },
+                    spec: spec.clone(),
                 });
             }
         }
@@ -222,6 +215,18 @@ impl<'a> Job<'a> {
         Ok(outcomes)
     }
 
+    /// What it adds to the kernel's command line.
+    fn append(&self, machine: &Machine) -> Vec<String> {
+        let mut append = [&machine.append_for_tests[..], &self.spec.append].concat();
+        if let Some(filter) = &self.spec.kunit {
+            append.push("kunit.enable=1".to_owned());
+            if filter != "*" {
+                append.push(format!("kunit.filter_glob={filter}"));
+            }
+        }
+        append
+    }
+
     fn boot(
         &self,
         booter: &Booter<'_>,
@@ -230,13 +235,7 @@ impl<'a> Job<'a> {
         limit: Duration,
     ) -> Result<Ran> {
         let step = booter.ui.step(format!("run: {}", self.name));
-        let mut append = self.spec.append.clone();
-        if let Some(filter) = &self.spec.kunit {
-            append.push("kunit.enable=1".to_owned());
-            if filter != "*" {
-                append.push(format!("kunit.filter_glob={filter}"));
-            }
-        }
+        let append = self.append(booter.machine);
         let programs = match &self.spec.from {
             Some(name) => Built::at(paths, name),
             None => kernel.clone(),

@@ -92,12 +92,14 @@ pub struct Machine {
     pub cpus: u32,
     /// QEMU's `-icount`.
     pub icount: String,
-    /// QEMU's `-machine`: properties of the board.
-    pub board: String,
+    /// QEMU's `-machine`, besides the type.
+    pub properties: String,
     /// QEMU's `-global`, for devices that are not named in a topology.
     pub globals: Vec<String>,
     /// The kernel's command line.
     pub append: Vec<String>,
+    /// Added to it for jobs of tests; the demo and the benchmark go without.
+    pub append_for_tests: Vec<String>,
     /// What modules are loaded with.
     pub modules: BTreeMap<String, Since>,
 }

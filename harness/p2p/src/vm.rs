@@ -260,7 +260,7 @@ impl Booter<'_> {
         }
         let icount = boot.icount.unwrap_or(&self.machine.icount);
         let mut qemu = boot.topology.qemu(icount);
-        qemu.extend(["-machine".to_owned(), self.machine.board.clone()]);
+        qemu.extend(["-machine".to_owned(), self.machine.properties.clone()]);
         for global in &self.machine.globals {
             qemu.extend(["-global".to_owned(), global.clone()]);
         }

@@ -251,23 +251,26 @@ fn a_job_runs_once_its_kernels_are_there() {
 }
 
 #[test]
-fn what_a_job_appends_comes_after_what_all_do() {
+fn what_a_job_adds_to_the_command_line() {
     let topologies = Topologies::read(&root()).unwrap();
-    let job = |name, append| Spec {
-        name: String::from(name),
-        topologies: vec!["switch".to_owned()],
-        append: Vec::from(append),
-        ..Spec::default()
+    let switch = topologies.get("switch").unwrap();
+    let machine = Machine {
+        append_for_tests: vec!["all".to_owned()],
+        ..topologies.machine.clone()
     };
-    let plan = Plan {
-        instead: BTreeMap::new(),
-        append: vec!["all".to_owned()],
-        jobs: vec![job("a", ["own".to_owned()].as_slice()), job("b", &[])],
-        same: Vec::new(),
+    let append = |own: &[&str], kunit: Option<&str>| {
+        let spec = Spec {
+            append: own.iter().map(|&word| word.to_owned()).collect(),
+            kunit: kunit.map(str::to_owned),
+            ..Spec::default()
+        };
+        Job::alone("a/switch".to_owned(), "plain", switch, spec).append(&machine)
     };
-    let jobs = plan.jobs(&topologies).unwrap();
-    assert_eq!(jobs[0].spec.append, ["all", "own"]);
-    assert_eq!(jobs[1].spec.append, ["all"]);
+    // Of a word that is there twice, the kernel takes the last.
+    assert_eq!(append(&["own"], None), ["all", "own"]);
+    assert_eq!(append(&[], Some("*")), ["all", "kunit.enable=1"]);
+    let filtered = ["all", "kunit.enable=1", "kunit.filter_glob=rust_*"];
+    assert_eq!(append(&[], Some("rust_*")), filtered);
 }
 
 #[test]

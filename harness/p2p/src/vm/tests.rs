@@ -101,6 +101,23 @@ fn a_machine_that_ends_well() {
 }
 
 #[test]
+fn what_the_machine_is_made_of() {
+    let (_dir, ran) = boot_with("echo \"$*\"; echo 0 > out/status", 20);
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let machine = crate::topology::Topologies::read(&repository)
+        .unwrap()
+        .machine;
+    let said = |option: &str, value: &str| {
+        let words = format!("{option} {value}");
+        assert!(ran.console.contains(&words), "{words}: {}", ran.console);
+    };
+    said("-icount", &machine.icount);
+    said("-machine", &machine.properties);
+    machine.globals.iter().for_each(|it| said("-global", it));
+    machine.append.iter().for_each(|it| said("--append", it));
+}
+
+#[test]
 fn a_job_that_fails() {
     let (_dir, ran) = boot_with("echo 101 > out/status; echo no module > out/job.log", 20);
     assert_eq!(ran.end, End::Done(101));
