@@ -387,7 +387,6 @@ impl Stepper<'_> {
         let step = ui.step(format!("bisect: {}/{}", self.name, commit.number));
         let tree = builder.tree;
         let what = "tree: a second one, for bisect";
-        // As `linux` beside `plain`: ccache knows most of it already.
         let source = tree.worktree(paths, ui, "bisect/linux", &commit.id, what)?;
         fs::create_dir_all(self.output)?;
         let name = format!("bisect-{}", self.name);

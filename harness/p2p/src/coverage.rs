@@ -44,7 +44,7 @@ QEMU has run and the line table. `qemu/coverage.toml` has the tests and the reas
 pub const LOG: &str = "executed.log";
 const MODULES: &str = "out/modules";
 
-/// As those of the mutants, for ccache.
+/// The kernel's name, and the work tree's.
 pub const KERNEL: &str = "coverage/kernel";
 const WORKTREE: &str = "coverage/linux";
 

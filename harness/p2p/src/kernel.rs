@@ -15,7 +15,6 @@ use crate::plan::Only;
 pub mod build;
 pub mod compiler;
 pub mod config;
-mod symbols;
 
 /// A kernel in qemu/kernels.toml.
 #[derive(Clone, Debug, Deserialize)]
@@ -31,6 +30,9 @@ pub struct Kernel {
     /// What the kernel's make builds instead of a kernel that boots.
     #[serde(default)]
     pub targets: Vec<String>,
+    /// All modules are built and linked, instead of a kernel that boots.
+    #[serde(default)]
+    pub modules: bool,
     /// It can be built by LLVM alone.
     #[serde(default)]
     pub llvm: bool,
@@ -46,7 +48,7 @@ pub struct Kernel {
 impl Kernel {
     /// Whether there is nothing to boot.
     pub fn is_built_only(&self) -> bool {
-        !self.targets.is_empty()
+        self.modules || !self.targets.is_empty()
     }
 }
 
@@ -107,8 +109,8 @@ impl Kernels {
 
     /// The names of those that are only built.
     pub fn built_only(&self) -> Vec<&str> {
-        let with_targets = self.0.iter().filter(|(_, kernel)| kernel.is_built_only());
-        with_targets.map(|(name, _)| name.as_str()).collect()
+        let built_only = self.0.iter().filter(|(_, kernel)| kernel.is_built_only());
+        built_only.map(|(name, _)| name.as_str()).collect()
     }
 
     /// The names of those that `only` picks; all that are not on demand if it
@@ -184,13 +186,14 @@ mod tests {
             "mlx5-built-in",
             "mlx5-built-in-no-odp",
             "mlx5-no-odp",
+            "modules",
         ];
         assert_eq!(kernels.built_only(), built_only);
-        let order = kernels.in_order(&["drivers", "base/kernel", "no-p2p", "plain", "rdma"]);
-        assert_eq!(order, ["base/kernel", "plain", "rdma", "drivers", "no-p2p"]);
+        let order = kernels.in_order(&["modules", "base/kernel", "no-p2p", "plain", "rdma"]);
+        assert_eq!(order, ["base/kernel", "plain", "rdma", "modules", "no-p2p"]);
         assert!(kernels.of(Source::Base).eq(["base/bench", "base/kernel"]));
-        assert!(!kernels.picked(&Only::new(None)).contains(&"modules"));
-        assert_eq!(kernels.picked(&Only::new(Some("modules"))), ["modules"]);
+        assert!(!kernels.picked(&Only::new(None)).contains(&"drivers"));
+        assert_eq!(kernels.picked(&Only::new(Some("drivers"))), ["drivers"]);
         let error = kernels.get("debgu").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
         assert!(error.to_string().contains("debug"), "{error}");

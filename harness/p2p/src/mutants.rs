@@ -35,8 +35,7 @@ mod record;
 use file::Mutant;
 use record::{End, Known, Record};
 
-/// The kernel's name, and the work tree's. They lie to each other as those of the
-/// other kernels do, so that ccache finds what these have in common with it.
+/// The kernel's name, and the work tree's.
 pub const KERNEL: &str = "mutants/kernel";
 const WORKTREE: &str = "mutants/linux";
 

@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::compiler::Compiler;
-use super::{Built, Kernel, Kernels, Source, config, symbols};
+use super::{Built, Kernel, Kernels, Source, config};
 use crate::bench;
 use crate::git::ask;
 use crate::outcome::Usage;
@@ -188,31 +188,6 @@ impl Builder<'_> {
         make.finish(command, &step)
     }
 
-    /// What kernels of a tree export: the list of the first one that was built.
-    pub fn symvers(&self, kernels: &Kernels, tree: Source) -> Option<PathBuf> {
-        let boots = |name: &&str| {
-            kernels
-                .get(name)
-                .is_ok_and(|kernel| !kernel.is_built_only())
-        };
-        let dirs = kernels.of(tree).filter(boots);
-        let mut dirs = dirs.map(|name| Built::at(self.paths, name).dir);
-        let dir = dirs.find(|dir| dir.join(MARK).is_file())?;
-        Some(dir.join("Module.symvers"))
-    }
-
-    /// What would keep the modules from being linked that a kernel's targets are parts of;
-    /// nothing if they are parts of none.
-    pub fn missing_symbols(
-        &self,
-        name: &str,
-        kernel: &Kernel,
-        symvers: &Path,
-    ) -> Result<Option<Vec<String>>> {
-        let output = Built::at(self.paths, name).dir;
-        symbols::missing(&self.tree.dir, &output, &kernel.targets, symvers)
-    }
-
     fn source(&self, kernel: &Kernel) -> Result<PathBuf> {
         match kernel.tree {
             Source::Series => Ok(self.tree.dir.clone()),
@@ -241,14 +216,19 @@ impl Builder<'_> {
     }
 }
 
-/// Arguments that build targets, all that can be, with warnings as errors: an
-/// object that has one must not be there when make looks the next time.
+/// Arguments that build what does not boot, all of it that can be, with warnings as
+/// errors: an object that has one must not be there when make looks the next time.
 fn only_built<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
-    let targets = kernel.targets.iter().map(String::as_str);
-    [jobs, "--keep-going", "W=1e"]
-        .into_iter()
-        .chain(targets)
-        .collect()
+    let mut arguments = vec![jobs, "--keep-going"];
+    if kernel.modules {
+        // Not of the kernel itself, which begins with the objects of another one.
+        arguments.extend(["CFLAGS_MODULE=-Werror", "RUSTFLAGS_MODULE=-Dwarnings"]);
+        arguments.extend(["vmlinux", "modules"]);
+    } else {
+        arguments.push("W=1e");
+        arguments.extend(kernel.targets.iter().map(String::as_str));
+    }
+    arguments
 }
 
 /// Gives a kernel that has no headers for user space yet those of another one of the same
@@ -404,8 +384,8 @@ impl Make<'_> {
         let head = ask(self.source, &["rev-parse", "HEAD"])?;
         let command = shown(&self.command()?);
         let all = format!(
-            "{head}\n{command}\n{config}\n{:?}\n{:?}",
-            kernel.selftests, kernel.targets
+            "{head}\n{command}\n{config}\n{:?}\n{:?}\n{:?}",
+            kernel.selftests, kernel.targets, kernel.modules
         );
         Ok(Some(digest(all.as_bytes())))
     }
@@ -455,9 +435,6 @@ impl Make<'_> {
             .env("CCACHE_DIR", self.builder.paths.cache.join("ccache"))
             .env("CCACHE_BASEDIR", &self.builder.paths.work)
             .env("CCACHE_NOHASHDIR", "1")
-            // harness/cached sets them where that is right.
-            .env_remove("CCACHE_DEPEND")
-            .env_remove("CCACHE_NOCPP2")
             .env("CCACHE_MAXSIZE", "5G")
             .env("KBUILD_BUILD_TIMESTAMP", "Thu Jan 1 00:00:00 UTC 1970")
             .env("KBUILD_BUILD_USER", "p2p")

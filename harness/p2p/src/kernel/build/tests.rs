@@ -9,11 +9,19 @@ fn the_first_error_is_shown() {
 
 #[test]
 fn warnings_are_errors_where_nothing_boots() {
-    let kernel = "tree = 'series'\nfragments = ['common']\ntargets = ['a.o', 'b/']\n";
-    let kernel: Kernel = toml::from_str(kernel).unwrap();
-    assert!(kernel.is_built_only());
-    let arguments = only_built("-j2", &kernel);
-    assert_eq!(arguments, ["-j2", "--keep-going", "W=1e", "a.o", "b/"]);
+    let of = |what: &str| -> Kernel {
+        let text = format!("tree = 'series'\nfragments = ['common']\n{what}\n");
+        toml::from_str(&text).unwrap()
+    };
+    let objects = of("targets = ['a.o', 'b/']");
+    assert!(objects.is_built_only());
+    let arguments = only_built("-j2", &objects).join(" ");
+    assert_eq!(arguments, "-j2 --keep-going W=1e a.o b/");
+    let modules = of("modules = true");
+    assert!(modules.is_built_only());
+    let arguments = only_built("-j2", &modules).join(" ");
+    assert!(arguments.contains("CFLAGS_MODULE=-Werror") && arguments.ends_with(" modules"));
+    assert!(!of("").is_built_only());
 }
 
 /// Kernels of these names in one folder.
