@@ -30,7 +30,7 @@ pub struct Kernel {
     /// What the kernel's make builds instead of a kernel that boots.
     #[serde(default)]
     pub targets: Vec<String>,
-    /// All modules are built and linked, instead of a kernel that boots.
+    /// That all modules can be built is a test.
     #[serde(default)]
     pub modules: bool,
     /// It can be built by LLVM alone.
@@ -48,7 +48,7 @@ pub struct Kernel {
 impl Kernel {
     /// Whether there is nothing to boot.
     pub fn is_built_only(&self) -> bool {
-        self.modules || !self.targets.is_empty()
+        !self.targets.is_empty()
     }
 }
 
@@ -107,10 +107,16 @@ impl Kernels {
         of.map(|(name, _)| name.as_str())
     }
 
-    /// The names of those that are only built.
-    pub fn built_only(&self) -> Vec<&str> {
-        let built_only = self.0.iter().filter(|(_, kernel)| kernel.is_built_only());
-        built_only.map(|(name, _)| name.as_str()).collect()
+    /// Whether to build it is a test.
+    pub fn is_test(&self, name: &str) -> bool {
+        let kernel = self.0.get(name);
+        kernel.is_some_and(|kernel| kernel.modules || kernel.is_built_only())
+    }
+
+    /// The names of those that it is a test to build.
+    pub fn tests(&self) -> Vec<&str> {
+        let tests = self.0.iter().filter(|(name, _)| self.is_test(name));
+        tests.map(|(name, _)| name.as_str()).collect()
     }
 
     /// The names of those that `only` picks; all that are not on demand if it
@@ -181,14 +187,15 @@ mod tests {
             // Programs need a kernel to run on.
             assert!(!kernel.is_built_only() || kernel.selftests.is_empty());
         }
-        let built_only = [
+        let tests = [
             "drivers",
             "mlx5-built-in",
             "mlx5-built-in-no-odp",
             "mlx5-no-odp",
             "modules",
+            "nouveau-no-rust",
         ];
-        assert_eq!(kernels.built_only(), built_only);
+        assert_eq!(kernels.tests(), tests);
         let order = kernels.in_order(&["modules", "base/kernel", "no-p2p", "plain", "rdma"]);
         assert_eq!(order, ["base/kernel", "plain", "rdma", "modules", "no-p2p"]);
         assert!(kernels.of(Source::Base).eq(["base/bench", "base/kernel"]));

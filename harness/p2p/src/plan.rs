@@ -172,6 +172,11 @@ impl<'a> Job<'a> {
     /// Boots it and gives its results.
     pub fn run(&self, booter: &Booter<'_>, paths: &Paths) -> Result<Vec<Outcome>> {
         let kernel = Built::at(paths, &self.kernel);
+        if !kernel.image().is_file() {
+            // To build it was a test as well.
+            let reason = format!("kernel {} could not be built", self.kernel);
+            return Ok(vec![Outcome::failed(&self.name, "all", reason)]);
+        }
         let limit = Duration::from_secs(self.spec.limit);
         let mut outcomes = Vec::new();
         let ran = if self.spec.scenarios {

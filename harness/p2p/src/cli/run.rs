@@ -350,7 +350,7 @@ impl Run<'_> {
             .chain(&check::QUICK)
             .map(|name| (*name).to_owned())
             .collect();
-        names.extend(kernels.built_only().into_iter().map(str::to_owned));
+        names.extend(kernels.tests().into_iter().map(str::to_owned));
         names.extend(jobs.iter().map(|job| job.name.clone()));
         only.check(&names)?;
 
@@ -388,10 +388,10 @@ impl Run<'_> {
             }
         }
         let jobs = picked;
-        let built_only = kernels.built_only();
         let mut names = kernels_for(&jobs, &kernels);
         let picked = kernels.picked(only).into_iter();
-        names.extend(picked.filter(|name| built_only.contains(name)));
+        let others = picked.filter(|name| kernels.is_test(name) && !names.contains(name));
+        names.extend(others.collect::<Vec<_>>());
         if jobs.iter().any(|job| job.needs_rdma_core()) {
             // Before jobs run side by side, of which each would do it.
             setup::rdma_core::tests(self.paths, self.ui)?;
@@ -402,9 +402,9 @@ impl Run<'_> {
         let build = |name: &str| {
             let kernel = kernels.get(name)?;
             let is_skipped = is_empty && kernel.tree == Source::Series;
-            match (kernel.is_built_only(), is_skipped) {
+            match (kernels.is_test(name), is_skipped) {
                 (false, _) => builder.one(&kernels, name)?,
-                (true, false) => add(vec![only_build(&builder, &kernels, name)?]),
+                (true, false) => add(vec![build_as_test(&builder, &kernels, name)?]),
                 (true, true) => add(skipped(name)),
             }
             Ok(())
@@ -516,8 +516,8 @@ impl Run<'_> {
     }
 }
 
-/// A kernel that is built and not booted: that is the test.
-fn only_build(builder: &Builder<'_>, kernels: &Kernels, name: &str) -> Result<Outcome> {
+/// A kernel that it is a test to build.
+fn build_as_test(builder: &Builder<'_>, kernels: &Kernels, name: &str) -> Result<Outcome> {
     let trouble = match builder.one(kernels, name) {
         Ok(()) => None,
         Err(error) => Some(error.downcast::<Broken>()?.to_string()),

@@ -139,11 +139,8 @@ impl Builder<'_> {
             );
         }
         let jobs = format!("-j{}", self.jobs);
-        if kernel.is_built_only() {
-            make.run(&only_built(&jobs, kernel), &step)?;
-        } else {
-            // `headers`: in usr/, where `vng` and the selftests look for them.
-            make.run(&[&jobs, "bzImage", "modules", "headers"], &step)?;
+        make.run(&arguments(&jobs, kernel), &step)?;
+        if !kernel.is_built_only() {
             link_modules(&built)?;
             for entry in &kernel.selftests {
                 make.selftests(entry, &step)?;
@@ -216,18 +213,24 @@ impl Builder<'_> {
     }
 }
 
-/// Arguments that build what does not boot, all of it that can be, with warnings as
-/// errors: an object that has one must not be there when make looks the next time.
-fn only_built<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
-    let mut arguments = vec![jobs, "--keep-going"];
-    if kernel.modules {
-        // Not of the kernel itself, which begins with the objects of another one.
-        arguments.extend(["CFLAGS_MODULE=-Werror", "RUSTFLAGS_MODULE=-Dwarnings"]);
-        arguments.extend(["vmlinux", "modules"]);
-    } else {
-        arguments.push("W=1e");
+/// Arguments that build a kernel. Where that is a test, all of it that can be is built, and
+/// a warning is an error: an object that has one must not be there when make looks the
+/// next time.
+fn arguments<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
+    let mut arguments = vec![jobs];
+    if kernel.is_built_only() {
+        arguments.extend(["--keep-going", "W=1e"]);
         arguments.extend(kernel.targets.iter().map(String::as_str));
+        return arguments;
     }
+    if kernel.modules {
+        // Not of what is built in, which begins with the objects of another kernel.
+        let strict = ["CFLAGS_MODULE=-Werror", "RUSTFLAGS_MODULE=-Dwarnings"];
+        arguments.push("--keep-going");
+        arguments.extend(strict);
+    }
+    // `headers`: in usr/, where `vng` and the selftests look for them.
+    arguments.extend(["bzImage", "modules", "headers"]);
     arguments
 }
 
