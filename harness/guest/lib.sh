@@ -64,9 +64,11 @@ coverage() {
 	done
 }
 
-# finish [STATUS]: the host counts a job as ended when this file is there
+# finish [STATUS]: the host counts a job as ended when this file is there. The line is
+# the last thing, so that a console which has it has all that the kernel said before.
 finish() {
 	echo "${1:-0}" >"$out/status"
 	sync
+	echo 'harness: the job has ended' >/dev/kmsg
 	exit "${1:-0}"
 }

@@ -65,6 +65,8 @@ pub struct Boot<'a> {
 pub enum End {
     /// The job ended, with this status.
     Done(i32),
+    /// The job ended well, and its last line is not on the console.
+    Unheard,
     /// The kernel panicked; the line that says so.
     Panicked(String),
     /// It did not end in time.
@@ -100,6 +102,9 @@ impl Ran {
                 "the job ended with status {status}: {}",
                 tail(&self.file("job.log").unwrap_or_default(), 5)
             ),
+            End::Unheard => {
+                format!("the console was lost before the job ended: \"{LAST_LINE}\" is not on it")
+            }
             End::Panicked(line) => line.clone(),
             End::TimedOut(limit) => format!("no end within {} s", limit.as_secs()),
             End::Lost => "the machine went away before the job ended".to_owned(),
@@ -121,6 +126,9 @@ pub fn indent(text: &str) -> String {
 }
 
 const SOCKET: &str = "judge.sock";
+
+/// What harness/guest/lib.sh has the kernel say last.
+const LAST_LINE: &str = "harness: the job has ended";
 
 impl Booter<'_> {
     /// Where the machine of that name has its files.
@@ -159,17 +167,19 @@ impl Booter<'_> {
             }
         });
         judge.close(&dir);
-        let status = status?;
+        status?;
         let time = start.elapsed();
         let console = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let job = fs::read_to_string(dir.join("out/status")).ok();
         let job = job.and_then(|text| text.trim().parse().ok());
-        let end = match (panic, job, status.code()) {
-            (Some(line), ..) => End::Panicked(line),
-            (None, Some(status), _) => End::Done(status),
-            // What timeout(1) says.
-            (None, None, Some(124 | 137)) => End::TimedOut(boot.limit),
-            (None, None, _) => End::Lost,
+        let end = match (panic, job) {
+            (Some(line), _) => End::Panicked(line),
+            // Its status tells less: timeout(1) is killed as well if a machine must be, and
+            // what kills QEMU for another reason looks the same.
+            _ if time >= boot.limit => End::TimedOut(boot.limit),
+            (None, Some(0)) if !console.contains(LAST_LINE) => End::Unheard,
+            (None, Some(status)) => End::Done(status),
+            (None, None) => End::Lost,
         };
         Ok(Ran {
             dir,

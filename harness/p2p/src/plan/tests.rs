@@ -3,7 +3,6 @@ use super::*;
 use std::path::PathBuf;
 
 use crate::kernel::{Kernel, config};
-use crate::vm::End;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -165,6 +164,11 @@ fn a_loud_log_and_a_leak_are_failures() {
     assert!(leaks(&run).unwrap().contains("unreferenced"));
     let (_dir, run) = ran("", &[]);
     assert!(leaks(&run).is_some());
+    let lost = Ran {
+        end: End::Unheard,
+        ..run
+    };
+    assert!(loud(&lost, &[]).unwrap().contains("not whole"));
 }
 
 #[test]

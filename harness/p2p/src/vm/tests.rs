@@ -68,6 +68,11 @@ fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
     fs::write(&program, format!("#!/bin/sh\n{vng}\n")).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(&program, mode).unwrap();
+    // What the guest says to its kernel goes to a file.
+    let lib = fs::read_to_string(repository.join("harness/guest/lib.sh")).unwrap();
+    fs::create_dir_all(root.join("harness/guest")).unwrap();
+    let lib = lib.replace(">/dev/kmsg", ">>kmsg");
+    fs::write(root.join("harness/guest/lib.sh"), lib).unwrap();
     let ui = Ui::new(false);
     let booter = Booter {
         paths: &paths,
@@ -92,17 +97,17 @@ fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
 
 #[test]
 fn a_machine_that_ends_well() {
-    let (_dir, ran) = boot_with("echo booting; echo 0 > out/status; exit 255", 20);
+    let (_dir, ran) = boot_with("echo booting; sh job.sh; cat kmsg; exit 255", 20);
     assert_eq!(ran.end, End::Done(0));
     assert_eq!(ran.trouble(), None);
-    assert_eq!(ran.console, "booting\n");
+    assert_eq!(ran.console, format!("booting\nharness: x\n{LAST_LINE}\n"));
     let job = fs::read_to_string(ran.dir.join("job.sh")).unwrap();
     assert!(job.contains("\nrun x true\n"), "{job}");
 }
 
 #[test]
 fn what_the_machine_is_made_of() {
-    let (_dir, ran) = boot_with("echo \"$*\"; echo 0 > out/status", 20);
+    let (_dir, ran) = boot_with("echo \"$*\"", 20);
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let machine = crate::topology::Topologies::read(&repository)
         .unwrap()
@@ -130,6 +135,31 @@ fn a_machine_that_panics() {
     let (_dir, ran) = boot_with(&format!("echo 0 > out/status; echo '{panic}'; exit 1"), 20);
     assert_eq!(ran.end, End::Panicked(panic.to_owned()));
     assert!(ran.trouble().unwrap().contains("Fatal exception"));
+}
+
+#[test]
+fn a_machine_that_loses_its_console() {
+    for console in ["", "echo booting", "cat kmsg | head -c -6"] {
+        let (_dir, ran) = boot_with(&format!("sh job.sh; {console}"), 20);
+        assert_eq!(ran.end, End::Unheard, "{console}");
+        assert!(ran.trouble().unwrap().contains("the console was lost"));
+    }
+}
+
+#[test]
+fn a_machine_that_hangs_after_its_job() {
+    // Whether or not it lets itself be ended.
+    for trap in ["", "trap '' TERM; "] {
+        let vng = format!("{trap}echo 0 > out/status; echo {LAST_LINE}; sleep 1000");
+        let (_dir, ran) = boot_with(&vng, 1);
+        assert_eq!(ran.end, End::TimedOut(Duration::from_secs(1)), "{trap}");
+    }
+}
+
+#[test]
+fn a_machine_that_is_killed_is_not_late() {
+    let (_dir, ran) = boot_with("exit 137", 20);
+    assert_eq!(ran.end, End::Lost);
 }
 
 #[test]
