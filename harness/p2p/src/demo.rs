@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernel::Built;
 use crate::proc::quote;
+use crate::report::Outcome;
 use crate::topology::{Scenario, Topology};
 use crate::vm::{Boot, Booter, Ran};
 
@@ -49,6 +50,24 @@ pub struct Row {
     pub played: Option<Played>,
     /// Why it does not count as passed.
     pub trouble: Option<String>,
+}
+
+impl Row {
+    /// As a test of a job.
+    pub fn outcome(&self, job: &str) -> Outcome {
+        Outcome::unless(job, &self.scenario, self.trouble.clone())
+    }
+}
+
+/// The job that plays a topology's scenarios for `make demo`.
+pub fn job(topology: &Topology) -> String {
+    format!("demo/{}", topology.name)
+}
+
+/// The command that does an outcome of such a job again.
+pub fn repeat(outcome: &Outcome) -> String {
+    let topology = outcome.suite.trim_start_matches("demo/");
+    format!("make demo ONLY={topology}")
 }
 
 /// Boots a topology and plays its scenarios.

@@ -181,9 +181,7 @@ impl<'a> Job<'a> {
         let mut outcomes = Vec::new();
         let ran = if self.spec.scenarios {
             let (rows, ran) = demo::play(booter, &self.name, &kernel, self.topology, limit)?;
-            for row in rows {
-                outcomes.push(Outcome::unless(&self.name, &row.scenario, row.trouble));
-            }
+            outcomes.extend(rows.iter().map(|row| row.outcome(&self.name)));
             ran
         } else {
             let ran = self.boot(booter, paths, &kernel, limit)?;
@@ -197,19 +195,7 @@ impl<'a> Job<'a> {
                 outcomes.push(Outcome::from_ktap(&self.name, "kunit", case));
             }
         }
-        outcomes.push(Outcome::unless(
-            &self.name,
-            "the machine ends well",
-            ran.trouble().map(|trouble| {
-                let log = paths.short(&ran.dir.join("console.log"));
-                format!("{trouble}\nThe whole log: {log}")
-            }),
-        ));
-        outcomes.push(Outcome::unless(
-            &self.name,
-            "a quiet kernel log",
-            loud(&ran, &self.spec.allow),
-        ));
+        outcomes.extend(of_machine(&self.name, &ran, &self.spec.allow, paths));
         if self.spec.kmemleak {
             outcomes.push(Outcome::unless(
                 &self.name,
@@ -355,6 +341,18 @@ fn log_name(program: &str) -> String {
         log.push_str(&argument.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
     }
     log
+}
+
+/// What came of a job's machine itself.
+pub fn of_machine(job: &str, ran: &Ran, allowed: &[String], paths: &Paths) -> [Outcome; 2] {
+    let trouble = ran.trouble().map(|trouble| {
+        let log = paths.short(&ran.dir.join("console.log"));
+        format!("{trouble}\nThe whole log: {log}")
+    });
+    [
+        Outcome::unless(job, "the machine ends well", trouble),
+        Outcome::unless(job, "a quiet kernel log", loud(ran, allowed)),
+    ]
 }
 
 fn loud(ran: &Ran, allowed: &[String]) -> Option<String> {

@@ -24,7 +24,7 @@ use crate::kernel::{Built, Kernels, Source};
 use crate::mutants::{self, Mutants};
 use crate::outcome::{Verdict, status, status_of};
 use crate::paths::Paths;
-use crate::plan::{Job, Only, Plan, kernels_for, run_all, run_as_built};
+use crate::plan::{Job, Only, Plan, kernels_for, of_machine, run_all, run_as_built};
 use crate::proc;
 use crate::report::{Outcome, Report};
 use crate::series::Series;
@@ -252,7 +252,7 @@ impl Run<'_> {
         let jobs: Vec<_> = picked.iter().copied().enumerate().collect();
         let build = |name: &str| builder.one(&kernels, name);
         let run = |(number, topology): (usize, &Topology)| {
-            let name = format!("demo/{}", topology.name);
+            let name = demo::job(topology);
             let kernel = Built::at(self.paths, &topology.kernel);
             let (rows, ran) = demo::play(&booter, &name, &kernel, topology, limit)?;
             let log = self.paths.short(&ran.dir.join("console.log"));
@@ -261,10 +261,9 @@ impl Run<'_> {
                 topology.summary,
                 seconds(ran.time)
             ));
-            found
-                .lock()
-                .expect("no panic holds it")
-                .push((number, rows));
+            let machine = of_machine(&name, &ran, &[], self.paths);
+            let mut found = found.lock().expect("no panic holds it");
+            found.push((number, name, rows, machine));
             Ok(())
         };
         let needed = kernels.in_order(&needed);
@@ -277,28 +276,25 @@ impl Run<'_> {
             run,
         )?;
         let mut found = found.into_inner().expect("no panic holds it");
-        found.sort_by_key(|(number, _)| *number);
-        let rows: Vec<_> = found.into_iter().flat_map(|(_, rows)| rows).collect();
+        found.sort_by_key(|(number, ..)| *number);
+        let (mut rows, mut report) = (Vec::new(), Report::default());
+        for (_, name, played, machine) in found {
+            let outcomes = &mut report.outcomes;
+            outcomes.extend(played.iter().map(|row| row.outcome(&name)));
+            outcomes.extend(machine);
+            rows.extend(played);
+        }
         fs::create_dir_all(self.paths.results())?;
         fs::write(
             self.paths.results().join("demo.json"),
             serde_json::to_string_pretty(&rows)?,
         )?;
         println!("\n{}", demo::table(&rows));
-        let mut verdict = Verdict::Passed;
-        for row in &rows {
-            if let Some(trouble) = &row.trouble {
-                verdict = Verdict::Failed;
-                println!(
-                    "\nFAILED {}, {}:\n{}\n    to repeat: make demo ONLY={}",
-                    row.topology,
-                    row.scenario,
-                    crate::vm::indent(trouble),
-                    row.topology
-                );
-            }
-        }
-        Ok(verdict)
+        print!("{}", report.tell(demo::repeat));
+        Ok(match report.count(Status::Failed) {
+            0 => Verdict::Passed,
+            _ => Verdict::Failed,
+        })
     }
 
     fn test(&self, only: &Only) -> Result<Verdict> {

@@ -172,6 +172,44 @@ fn a_loud_log_and_a_leak_are_failures() {
 }
 
 #[test]
+fn what_a_machine_does_after_its_last_scenario_counts() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let topology = topologies.get("switch").unwrap();
+    let paths = Paths {
+        root: "/p2p".into(),
+        work: "/p2p/build".into(),
+        output: "/p2p/build".into(),
+        cache: "/p2p/cache".into(),
+        kdir: None,
+    };
+    let failures = |ran: &Ran| {
+        let name = demo::job(topology);
+        let mut outcomes = Vec::from(of_machine(&name, ran, &[], &paths));
+        outcomes.retain(|outcome| outcome.status == Status::Failed);
+        crate::report::Report { outcomes }.tell(demo::repeat)
+    };
+    let (_dir, good) = ran("[ 0.0] Linux\n", &[]);
+    assert_eq!(failures(&good), "");
+    let (_dir, oops) = ran("[ 9.0] BUG: unable to handle page fault\n", &[]);
+    let told = failures(&oops);
+    assert!(told.starts_with("FAILED demo/switch: a quiet kernel log\n"));
+    assert!(told.contains("unable to handle"), "{told}");
+    let hung = Ran {
+        end: End::TimedOut(Duration::from_secs(300)),
+        ..good
+    };
+    let told = failures(&hung);
+    assert!(told.starts_with("FAILED demo/switch: the machine ends well\n"));
+    assert!(told.contains("300 s") && told.contains("console.log"));
+    let (_, repeat) = told.split_once("to repeat: make demo ONLY=").unwrap();
+    // `make demo` knows topologies by their names.
+    let names = topologies.all().into_iter().map(|t| t.name.clone());
+    let only = Only::new(Some(repeat.trim()));
+    only.check(&Vec::from_iter(names)).unwrap();
+    assert!(only.picks(&topology.name));
+}
+
+#[test]
 fn two_jobs_are_compared_test_by_test() {
     let same = Same {
         name: "x".into(),
