@@ -172,6 +172,26 @@ fn a_loud_log_and_a_leak_are_failures() {
 }
 
 #[test]
+fn without_a_scan_nobody_knows_of_leaks() {
+    let lib = fs::read_to_string(root().join("harness/guest/lib.sh")).unwrap();
+    // kmemleak takes everything and knows nothing, takes nothing, or is not there.
+    let files = [("/dev/null", true), ("/", false), ("/nonexistent/x", false)];
+    for (file, is_well) in files {
+        let (dir, run) = ran("", &[]);
+        let lib = lib
+            .replace("/sys/kernel/debug/kmemleak", file)
+            .replace(">/dev/kmsg", ">/dev/null")
+            .replace("sleep 6", "true");
+        let mut sh = std::process::Command::new("sh");
+        sh.args(["-c", &format!("out=out\n{lib}\nkmemleak\n")]);
+        crate::proc::capture(sh.current_dir(dir.path())).unwrap();
+        let told = leaks(&run);
+        assert_eq!(told.is_none(), is_well, "{file}: {told:?}");
+        assert!(told.is_none_or(|told| told.contains("no scan")));
+    }
+}
+
+#[test]
 fn what_a_machine_does_after_its_last_scenario_counts() {
     let topologies = Topologies::read(&root()).unwrap();
     let topology = topologies.get("switch").unwrap();
