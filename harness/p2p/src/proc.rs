@@ -244,6 +244,7 @@ pub fn ends(pid: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::{Verdict, status, status_of};
 
     #[test]
     fn both_outputs_reach_log_and_reader() {
@@ -282,6 +283,51 @@ mod tests {
         capture(Command::new("sh").args(["-c", &script])).unwrap();
         let pid = std::fs::read_to_string(&pid_file).unwrap();
         assert!(ends(&pid), "process {} is still there", pid.trim());
+    }
+
+    #[test]
+    fn ctrl_c_leaves_nothing_running() {
+        const SCRIPT: &str = "P2P_TEST_SCRIPT";
+        // The program that gets the signal is this test once more.
+        if let Ok(script) = std::env::var(SCRIPT) {
+            watch_signals().unwrap();
+            let mut sh = Command::new("sh");
+            sh.args(["-c", &script]);
+            let result = stream(sh, Path::new("log"), |_| ()).map(|_| Verdict::Passed);
+            assert_eq!(result.as_ref().unwrap_err().to_string(), "interrupted");
+            std::process::exit(status_of(&result).into());
+        }
+        // What is started ends when it is asked to, or does not.
+        for trap in ["", "trap '' TERM; "] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "proc::tests::ctrl_c_leaves_nothing_running"])
+                .env(SCRIPT, format!("{trap}sleep 60 & echo $! >pid; wait"))
+                .current_dir(dir.path())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let started = || {
+                let pid = std::fs::read_to_string(dir.path().join("pid"));
+                pid.ok().filter(|pid| pid.ends_with('\n'))
+            };
+            let pid = soon(started).expect("it starts");
+            let id = Pid::from_raw(child.id() as i32);
+            nix::sys::signal::kill(id, Signal::SIGINT).unwrap();
+            let status = soon(|| child.try_wait().unwrap());
+            let _ = child.kill();
+            let code = status.expect("it ends").code();
+            assert_eq!(code, Some(status::INTERRUPTED.into()), "{trap}");
+            assert!(ends(&pid), "process {} is still there", pid.trim());
+        }
+    }
+
+    /// What there is within seconds, if anything.
+    fn soon<T>(mut there: impl FnMut() -> Option<T>) -> Option<T> {
+        (0..1000).find_map(|_| {
+            thread::sleep(Duration::from_millis(20));
+            there()
+        })
     }
 
     #[test]
