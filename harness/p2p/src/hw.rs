@@ -23,6 +23,7 @@ mod bench;
 mod checks;
 mod host;
 mod known;
+mod mlx5;
 mod pci;
 mod selftests;
 
@@ -111,7 +112,7 @@ fn test(
     let options: Vec<_> = gpu_options.split_whitespace().map(str::to_owned).collect();
     let logs = paths.build().join("run/hw");
     *measured = bench::run(&policy, pair, &options, &logs)?;
-    outcomes.extend(bench::judge(measured));
+    outcomes.extend(bench::judge(measured, pair.redirect.as_ref()));
     step.done("ran");
     outcomes.extend(selftests::run(paths, ui)?);
     Ok(())

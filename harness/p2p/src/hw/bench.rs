@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::checks::{POLICY, Pair, STATS, chosen};
 use super::host::Host;
+use super::mlx5::Redirect;
 use crate::proc::{background, interrupted, output, shown, tail};
 use crate::report::Outcome;
 
@@ -32,6 +33,10 @@ const POLICIES: [&str; 2] = ["never", "auto"];
 
 /// Results that mean that a page was reached in the GPU.
 const RESOLVED: [&str; 2] = ["bus_addr", "host_bridge"];
+
+/// Has perftest register without relaxed ordering. ib_write_lat always does, and does
+/// not know it, nor does a perftest that was built without relaxed ordering.
+pub const STRICT: &str = "--disable_pcie_relaxed";
 
 const PORT: u16 = 18515;
 const START: Duration = Duration::from_secs(30);
@@ -152,6 +157,10 @@ fn one(
     if listens(host, PORT) {
         bail!("somebody listens on TCP port {PORT}, which perftest uses");
     }
+    let strict = pair.redirect.as_ref().is_some_and(Redirect::only_strict)
+        && host
+            .said(program, &["--help"])
+            .is_some_and(|help| help.contains(STRICT));
     let command = || {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", LIMIT]).arg(&file);
@@ -164,6 +173,7 @@ fn one(
             "-s",
             "65536",
         ]);
+        command.args(strict.then_some(STRICT));
         command
     };
     let log = dir.join(format!("{program}-server.log"));
@@ -233,7 +243,13 @@ fn figure(text: &str, column: &str) -> Option<f64> {
 }
 
 /// What must hold whatever the speed.
-pub fn judge(measured: &[Measured]) -> Vec<Outcome> {
+pub fn judge(measured: &[Measured], redirect: Option<&Redirect>) -> Vec<Outcome> {
+    let not_asked = redirect.map_or(String::new(), |redirect| {
+        format!(
+            ", or mlx5 did not ask for pages of peers because ACS redirects at {}",
+            redirect.port
+        )
+    });
     let mut outcomes = Vec::new();
     for m in measured {
         let suite = format!("hw/{}", m.policy);
@@ -242,7 +258,9 @@ pub fn judge(measured: &[Measured]) -> Vec<Outcome> {
         let trouble = if let Some(error) = &m.error {
             Some(error.clone())
         } else if met == 0 {
-            Some("the NIC met no device private page: the buffer was not in the GPU".to_owned())
+            Some(format!(
+                "the NIC met no device private page: the buffer was not in the GPU{not_asked}"
+            ))
         } else if m.policy == "never" && resolved > 0 {
             Some(format!(
                 "{resolved} pages were reached in the GPU, which the policy forbids"
@@ -303,12 +321,27 @@ mod tests {
             ("auto", &[], Failed),
         ];
         for (policy, pages, status) in cases {
-            let outcome = &judge(&[measured(policy, pages)])[0];
+            let outcome = &judge(&[measured(policy, pages)], None)[0];
             assert_eq!(
                 outcome.status, status,
                 "{policy} {pages:?}: {}",
                 outcome.reason
             );
         }
+    }
+
+    #[test]
+    fn both_causes_of_no_page_are_named() {
+        let none = [measured("auto", &[])];
+        let why = &judge(&none, None)[0].reason;
+        assert!(why.ends_with("the buffer was not in the GPU"), "{why}");
+        let redirect = Redirect {
+            port: "0000:02:01.0".to_owned(),
+            relaxed: false,
+            strict: true,
+        };
+        let why = &judge(&none, Some(&redirect))[0].reason;
+        assert!(why.contains("the buffer was not in the GPU"), "{why}");
+        assert!(why.contains("ACS redirects at 0000:02:01.0"), "{why}");
     }
 }

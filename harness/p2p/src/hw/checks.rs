@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::host::Host;
 use super::known::Known;
+use super::mlx5::{self, Redirect};
 use super::pci::{self, Device, Route};
 
 /// What a check came to.
@@ -47,6 +48,8 @@ pub struct Pair {
     pub gpu: String,
     /// The NIC's name in /sys/class/infiniband.
     pub nic: String,
+    /// What the port above the NIC redirects.
+    pub redirect: Option<Redirect>,
 }
 
 /// The policy knob.
@@ -432,8 +435,14 @@ fn paths(
     let mut best: Option<(u8, Pair)> = None;
     for gpu in gpus {
         for nic in nics {
+            let redirect = mlx5::redirect(host, &nic.device);
             let check = format!("path {} to {}", nic.name, gpu.address);
-            let (rank, state, found, next) = match pci::route(host, known, gpu, &nic.device) {
+            let (mut rank, mut state, mut found, mut next) = match pci::route(
+                host,
+                known,
+                gpu,
+                &nic.device,
+            ) {
                 Route::Switch(bridge) => (
                     3,
                     State::Ok,
@@ -454,10 +463,24 @@ fn paths(
                     "put both cards below one PCIe switch, or use an AMD Zen or listed Xeon machine",
                 ),
             };
+            if let Some((worse, why, step)) = redirect.as_ref().and_then(limit)
+                && rank > 0
+            {
+                if worse == State::Missing {
+                    rank = 0;
+                }
+                state = worse;
+                found = format!("{found}; {why}");
+                next = step;
+            }
             findings.push(finding(&check, state, found, next));
             if rank > 0 && best.as_ref().is_none_or(|(other, _)| rank > *other) {
-                let (gpu, nic) = (gpu.address.clone(), nic.name.clone());
-                best = Some((rank, Pair { gpu, nic }));
+                let pair = Pair {
+                    gpu: gpu.address.clone(),
+                    nic: nic.name.clone(),
+                    redirect,
+                };
+                best = Some((rank, pair));
             }
         }
     }
@@ -471,6 +494,42 @@ fn paths(
     }
     only_one_must_do(best.is_some(), &mut findings);
     (best.map(|(_, pair)| pair), findings)
+}
+
+/// What mlx5 makes of a path that is there, if it does not use all of it.
+fn limit(redirect: &Redirect) -> Option<(State, String, &'static str)> {
+    let port = &redirect.port;
+    // For one port alone this would be wrong: the kernel takes all for set alike.
+    let alike = "have all ports of the switch redirect both requests and completions, or \
+                 neither: pci=config_acs= or pci=disable_acs_redir= on the kernel's command line";
+    match (redirect.relaxed, redirect.strict) {
+        (true, true) => None,
+        (false, true) => Some((
+            State::Note,
+            format!(
+                "ACS redirects at {port}, above the NIC, so mlx5 uses no page of a peer in \
+                 memory that the NIC reads with relaxed ordering"
+            ),
+            "the test has perftest do without relaxed ordering; in your own work, register \
+             memory without IBV_ACCESS_RELAXED_ORDERING",
+        )),
+        (true, false) => Some((
+            State::Note,
+            format!(
+                "ACS redirects at {port}, above the NIC, so mlx5 uses pages of peers only in \
+                 memory that the NIC reads with relaxed ordering, which ib_write_lat never asks for"
+            ),
+            alike,
+        )),
+        (false, false) => Some((
+            State::Missing,
+            format!(
+                "ACS redirects at {port}, above the NIC, either requests or completions, so mlx5 \
+                 uses no page of a peer"
+            ),
+            alike,
+        )),
+    }
 }
 
 fn domain(nic: &Device) -> String {

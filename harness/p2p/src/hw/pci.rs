@@ -69,6 +69,12 @@ pub fn device(host: &Host, address: &str) -> Option<Device> {
 }
 
 impl Device {
+    /// The bridge above it; a host bridge is none.
+    pub fn above(&self) -> Option<&str> {
+        let above = self.path.iter().rev().nth(1)?;
+        (!above.starts_with("pci")).then_some(above)
+    }
+
     /// A file of the device.
     pub fn file(&self, name: &str) -> String {
         format!("{DEVICES}/{}/{name}", self.address)
@@ -188,34 +194,87 @@ fn first_on_root_bus(host: &Host, root: &str) -> Option<Device> {
     (first.ends_with(":00.0") || device.class >> 8 == 0x0604).then_some(device)
 }
 
-const ACS: u16 = 0x0d;
-/// Request, completion redirect and egress control.
-const REDIRECT: u16 = 0x04 | 0x08 | 0x20;
+/// ACS control: requests to a peer go to the root complex.
+pub const REQUEST_REDIRECT: u16 = 0x04;
+/// ACS control: completions do.
+pub const COMPLETION_REDIRECT: u16 = 0x08;
+/// ACS control: requests with translated addresses do not.
+pub const DIRECT_TRANSLATED: u16 = 0x40;
+const EGRESS_CONTROL: u16 = 0x20;
 
 /// Whether ACS of a bridge sends requests upstream; nothing if it cannot be read.
 fn redirects(host: &Host, address: &str) -> Option<bool> {
-    let config = host.bytes(&format!("{DEVICES}/{address}/config"))?;
-    let word = |at: usize| {
-        let bytes = config.get(at..at + 2)?;
-        Some(u16::from_le_bytes([bytes[0], bytes[1]]))
-    };
-    if config.len() <= 64 {
+    let acs = Config::read(host, address)?.acs().unwrap_or_default();
+    Some(acs & (REQUEST_REDIRECT | COMPLETION_REDIRECT | EGRESS_CONTROL) != 0)
+}
+
+/// A device's configuration space.
+pub struct Config(Vec<u8>);
+
+impl Config {
+    /// Reads it; only root can.
+    pub fn read(host: &Host, address: &str) -> Option<Self> {
+        let bytes = host.bytes(&format!("{DEVICES}/{address}/config"))?;
         // What those who are not root see.
-        return None;
+        (bytes.len() > 64).then_some(Self(bytes))
     }
-    // Extended capabilities: ID, then version and place of the next one.
-    let mut at = 0x100;
-    for _ in 0..64 {
-        let (Some(id), Some(next)) = (word(at), word(at + 2)) else {
-            return Some(false);
-        };
-        if id == ACS {
-            return Some(word(at + 6)? & REDIRECT != 0);
-        }
-        at = usize::from(next >> 4);
-        if at < 0x100 {
-            break;
-        }
+
+    fn word(&self, at: usize) -> Option<u16> {
+        let bytes = self.0.get(at..at + 2)?;
+        Some(u16::from_le_bytes([bytes[0], bytes[1]]))
     }
-    Some(false)
+
+    /// The PCI Express capability, found by ID, then place of the next one.
+    fn express(&self) -> Option<usize> {
+        let mut at = usize::from(*self.0.get(0x34)?);
+        for _ in 0..48 {
+            if at < 0x40 {
+                break;
+            }
+            let [id, next] = self.word(at)?.to_le_bytes();
+            if id == 0x10 {
+                return Some(at);
+            }
+            at = next.into();
+        }
+        None
+    }
+
+    /// An extended capability, found by ID, then version and place of the next one.
+    fn extended(&self, id: u16) -> Option<usize> {
+        let mut at = 0x100;
+        for _ in 0..64 {
+            if self.word(at)? == id {
+                return Some(at);
+            }
+            at = usize::from(self.word(at + 2)? >> 4);
+            if at < 0x100 {
+                break;
+            }
+        }
+        None
+    }
+
+    /// Whether it is a switch's port towards devices.
+    pub fn is_downstream_port(&self) -> bool {
+        let flags = self.express().and_then(|at| self.word(at + 2));
+        flags.is_some_and(|flags| flags >> 4 & 0xf == 6)
+    }
+
+    /// Whether requests may have relaxed ordering.
+    pub fn relaxed_ordering(&self) -> bool {
+        let control = self.express().and_then(|at| self.word(at + 8));
+        control.is_some_and(|control| control & 0x10 != 0)
+    }
+
+    /// ACS control, if the device has ACS.
+    pub fn acs(&self) -> Option<u16> {
+        self.word(self.extended(0x0d)? + 6)
+    }
+
+    /// Whether ATS is enabled.
+    pub fn ats(&self) -> bool {
+        let control = self.extended(0x0f).and_then(|at| self.word(at + 6));
+        control.is_some_and(|control| control & 0x8000 != 0)
+    }
 }

@@ -14,6 +14,30 @@ struct Fixture {
 const GPU: &str = "0000:03:00.0";
 const NIC: &str = "0000:04:00.0";
 const SWITCH: &str = "pci0000:00/0000:00:01.0/0000:01:00.0";
+const NIC_PORT: &str = "0000:02:01.0";
+
+/// What a PCI Express capability calls them.
+const ROOT_PORT: u8 = 4;
+const UPSTREAM_PORT: u8 = 5;
+const DOWNSTREAM_PORT: u8 = 6;
+
+/// Places in the configuration space of the cards and bridges here.
+const DEVICE_CONTROL: usize = 0x48;
+const ACS_CONTROL: usize = 0x14e;
+const ATS_CONTROL: usize = 0x156;
+
+/// A configuration space. Power management is before PCI Express, AER before
+/// ACS and ATS.
+fn config() -> Vec<u8> {
+    let mut config = vec![0; 4096];
+    config[0x34] = 0x50;
+    config[0x50..0x52].copy_from_slice(&[0x01, 0x40]);
+    config[0x40..0x43].copy_from_slice(&[0x10, 0x00, 0x02]);
+    config[0x100..0x104].copy_from_slice(&0x1481_0001_u32.to_le_bytes());
+    config[0x148..0x14c].copy_from_slice(&0x1501_000d_u32.to_le_bytes());
+    config[0x150..0x154].copy_from_slice(&0x0001_000f_u32.to_le_bytes());
+    config
+}
 
 impl Fixture {
     /// A host with nothing but a CPU.
@@ -45,10 +69,10 @@ impl Fixture {
              CONFIG_INFINIBAND_ON_DEMAND_PAGING=y\n",
         );
         fixture.device("pci0000:00/0000:00:00.0", 0x06_0000, 0x8086, 0x1234, "");
-        fixture.bridge("pci0000:00/0000:00:01.0", 0);
-        fixture.bridge(SWITCH, 0);
-        for (port, card) in [("0000:02:00.0", GPU), ("0000:02:01.0", NIC)] {
-            fixture.bridge(&format!("{SWITCH}/{port}"), 0);
+        fixture.bridge("pci0000:00/0000:00:01.0", ROOT_PORT);
+        fixture.bridge(SWITCH, UPSTREAM_PORT);
+        for (port, card) in [("0000:02:00.0", GPU), (NIC_PORT, NIC)] {
+            fixture.bridge(&format!("{SWITCH}/{port}"), DOWNSTREAM_PORT);
             let place = format!("{SWITCH}/{port}/{card}");
             if card == GPU {
                 fixture.device(&place, 0x03_0000, 0x10de, 0x1b80, "nouveau");
@@ -92,7 +116,7 @@ impl Fixture {
         self.write(&format!("{dir}/class"), format!("{class:#08x}\n"));
         self.write(&format!("{dir}/vendor"), format!("{vendor:#06x}\n"));
         self.write(&format!("{dir}/device"), format!("{device:#06x}\n"));
-        self.write(&format!("{dir}/config"), [0; 4096]);
+        self.write(&format!("{dir}/config"), config());
         let address = place.rsplit('/').next().unwrap();
         let link = self.path(&format!("sys/bus/pci/devices/{address}"));
         symlink(format!("../../../devices/{place}"), link).unwrap();
@@ -103,15 +127,20 @@ impl Fixture {
         }
     }
 
-    /// A bridge, with ACS control bits.
-    fn bridge(&self, place: &str, acs: u8) {
+    /// A bridge that is this type of port.
+    fn bridge(&self, place: &str, port: u8) {
         self.device(place, 0x06_0400, 0x104c, 0x8232, "");
-        let mut config = vec![0; 4096];
-        // AER at 0x100, then ACS at 0x148.
-        config[0x100..0x104].copy_from_slice(&0x1481_0001_u32.to_le_bytes());
-        config[0x148..0x14c].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
-        config[0x14e] = acs;
+        let mut config = config();
+        config[0x42] |= port << 4;
         self.write(&format!("sys/devices/{place}/config"), config);
+    }
+
+    /// Changes a word of a device's configuration space.
+    fn config(&self, address: &str, at: usize, word: u16) {
+        let path = format!("sys/bus/pci/devices/{address}/config");
+        let mut config = fs::read(self.path(&path)).unwrap();
+        config[at..at + 2].copy_from_slice(&word.to_le_bytes());
+        self.write(&path, config);
     }
 
     fn set(&self, address: &str, file: &str, text: impl AsRef<[u8]>) {
@@ -375,9 +404,7 @@ fn below_a_switch() {
 #[test]
 fn redirected_by_acs() {
     let fixture = Fixture::whole();
-    let mut config = fs::read(fixture.path("sys/bus/pci/devices/0000:02:01.0/config")).unwrap();
-    config[0x14e] = 0x1d;
-    fixture.set("0000:02:01.0", "config", config);
+    fixture.config(NIC_PORT, ACS_CONTROL, 0x1d);
     let Route::None(why) = fixture.route() else {
         panic!("{:?}", fixture.route());
     };
@@ -396,14 +423,175 @@ fn redirected_by_acs() {
 fn through_the_host_bridge() {
     let fixture = Fixture::whole();
     fixture.set("0000:00:00.0", "device", "0x2030\n");
-    let mut config = vec![0; 4096];
-    config[0x100..0x104].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
-    config[0x106] = 0x04;
-    fixture.set("0000:01:00.0", "config", config);
+    fixture.config("0000:01:00.0", ACS_CONTROL, 0x04);
     assert!(matches!(fixture.route(), Route::HostBridge(_)));
     // Forwards within one host bridge, and this is one.
     fixture.set("0000:00:00.0", "device", "0x2f00\n");
     assert!(matches!(fixture.route(), Route::HostBridge(_)));
     fixture.set("0000:00:00.0", "device", "0x29c0\n");
     assert!(matches!(fixture.route(), Route::None(_)));
+}
+
+/// A host whose NIC reads with relaxed ordering, below a port that redirects.
+fn redirecting(acs: u16) -> Fixture {
+    let fixture = Fixture::whole();
+    fixture.write(
+        "proc/cpuinfo",
+        "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n",
+    );
+    fixture.config(NIC, DEVICE_CONTROL, 0x2810);
+    fixture.config(NIC_PORT, ACS_CONTROL, acs);
+    fixture
+}
+
+/// The same host, whose NIC uses ATS where that is of use.
+fn with_ats(acs: u16) -> Fixture {
+    let fixture = redirecting(acs);
+    fixture.config(NIC, ATS_CONTROL, 0x8000);
+    fixture.set(NIC, "iommu_group/type", "DMA-FQ\n");
+    fixture.write("sys/module/mlx5_ib/parameters/odp_ats", "Y\n");
+    fixture
+}
+
+/// Whether mlx5 uses pages of peers in memory with relaxed ordering, and without.
+fn used(fixture: &Fixture) -> Option<(bool, bool)> {
+    let host = Host::at(fixture.dir.path());
+    let redirect = mlx5::redirect(&host, &pci::device(&host, NIC).unwrap())?;
+    assert_eq!(redirect.port, NIC_PORT);
+    Some((redirect.relaxed, redirect.strict))
+}
+
+/// The rows of the table at mlx5_umem_needs_ats() of drivers/infiniband/hw/mlx5,
+/// and those that it leaves out.
+#[test]
+fn reads_of_peers_come_back_the_way_they_went() {
+    // ACS control: 4 redirects requests, 8 completions, 0x40 spares translated requests.
+    for (acs, without, with) in [
+        (0x00, None, None),
+        (0x40, None, None),
+        (0x20, None, None),
+        (0x04, Some((false, false)), Some((false, false))),
+        (0x44, Some((false, false)), Some((true, false))),
+        (0x08, Some((true, false)), Some((true, false))),
+        (0x48, Some((true, false)), Some((true, false))),
+        (0x0c, Some((false, true)), Some((false, true))),
+        (0x1d, Some((false, true)), Some((false, true))),
+        (0x4c, Some((false, true)), Some((true, true))),
+    ] {
+        assert_eq!(used(&redirecting(acs)), without, "{acs:#x} without ATS");
+        assert_eq!(used(&with_ats(acs)), with, "{acs:#x} with ATS");
+    }
+}
+
+#[test]
+fn ats_is_used_where_all_agree() {
+    let fixture = with_ats(0x4c);
+    fixture.config(NIC, ATS_CONTROL, 0);
+    assert_eq!(used(&fixture), Some((false, true)));
+    let fixture = with_ats(0x4c);
+    fixture.set(NIC, "iommu_group/type", "identity\n");
+    assert_eq!(used(&fixture), Some((false, true)));
+    let fixture = with_ats(0x4c);
+    fixture.write("sys/module/mlx5_ib/parameters/odp_ats", "N\n");
+    assert_eq!(used(&fixture), Some((false, true)));
+}
+
+#[test]
+fn relaxed_ordering_is_the_physical_functions_matter() {
+    let fixture = redirecting(0x0c);
+    fixture.config(NIC, DEVICE_CONTROL, 0x2800);
+    assert_eq!(used(&fixture), Some((true, true)), "it is switched off");
+    let physical = format!("{SWITCH}/{NIC_PORT}/0000:04:00.1");
+    fixture.device(&physical, 0x02_0000, 0x15b3, 0x1017, "mlx5_core");
+    fixture.config("0000:04:00.1", DEVICE_CONTROL, 0x2810);
+    let link = fixture.path(&format!("sys/bus/pci/devices/{NIC}/physfn"));
+    symlink("../0000:04:00.1", link).unwrap();
+    assert_eq!(used(&fixture), Some((false, true)));
+}
+
+#[test]
+fn only_the_switch_port_above_the_nic_matters_to_mlx5() {
+    let fixture = redirecting(0);
+    fixture.config("0000:02:00.0", ACS_CONTROL, 0x0c);
+    assert_eq!(used(&fixture), None, "the GPU's");
+    fixture.config("0000:01:00.0", ACS_CONTROL, 0x0c);
+    assert_eq!(used(&fixture), None, "the one further up");
+    let fixture = redirecting(0x0c);
+    fixture.config(NIC_PORT, 0x42, 0x0002 | u16::from(ROOT_PORT) << 4);
+    assert_eq!(used(&fixture), None, "a root port");
+}
+
+#[test]
+fn the_path_tells_what_mlx5_makes_of_it() {
+    let path = redirecting(0x0c).found("path");
+    assert_eq!(path.state, State::Note);
+    assert!(
+        path.found.contains("through the host bridge"),
+        "{}",
+        path.found
+    );
+    assert!(
+        path.found.contains("no page of a peer in memory"),
+        "{}",
+        path.found
+    );
+    assert!(
+        path.next.contains("IBV_ACCESS_RELAXED_ORDERING"),
+        "{}",
+        path.next
+    );
+    assert_eq!(with_ats(0x4c).found("path").state, State::Ok);
+    let path = redirecting(0x08).found("path");
+    assert_eq!(path.state, State::Note);
+    assert!(path.found.contains("ib_write_lat"), "{}", path.found);
+    let fixture = redirecting(0x04);
+    assert_eq!(fixture.found("path").state, State::Missing);
+    assert!(fixture.survey().pair.is_none());
+    // There is no path that mlx5 could make something of.
+    fixture.write("proc/cpuinfo", "vendor_id\t: GenuineIntel\n");
+    let path = fixture.found("path");
+    assert!(!path.found.contains("mlx5"), "{}", path.found);
+}
+
+/// perftest that knows --disable_pcie_relaxed, and fails unless its use is `given`.
+fn perftest_that_knows(fixture: &Fixture, given: bool) -> String {
+    let (with, without) = if given {
+        ("", "exit 1")
+    } else {
+        ("exit 1", "")
+    };
+    let check = format!(
+        "case \"$*\" in\n*--help*) echo {0};;\n*{0}*) {with};;\n*) {without};;\nesac\n",
+        bench::STRICT
+    );
+    check + &fixture.perftest()
+}
+
+#[test]
+fn perftest_does_without_relaxed_ordering_where_that_helps() {
+    for (acs, given) in [(0x0c, true), (0x4c, false), (0x08, false), (0, false)] {
+        let fixture = with_ats(acs);
+        for name in ["ib_write_bw", "ib_read_bw"] {
+            fixture.program(name, &perftest_that_knows(&fixture, given));
+        }
+        let (result, report, _root) = fixture.run();
+        assert_eq!(status_of(&result), 0, "{acs:#x}: {report}");
+    }
+}
+
+#[test]
+fn perftest_is_not_given_what_it_does_not_know() {
+    let fixture = redirecting(0x0c);
+    let picky = format!("case \"$*\" in *{}*) exit 1;; esac\n", bench::STRICT);
+    fixture.program("ib_write_lat", &(picky + &fixture.perftest()));
+    let unseen = fixture.perftest().replace("+ 100", "+ 0");
+    fixture.program("ib_read_bw", &unseen);
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 1, "{report}");
+    assert!(
+        report.contains("| hw/auto | ib_write_lat | passed |"),
+        "{report}"
+    );
+    let why = format!("mlx5 did not ask for pages of peers because ACS redirects at {NIC_PORT}");
+    assert!(report.contains(&why), "{report}");
 }
