@@ -19,6 +19,8 @@ use crate::vm::{Boot, Booter, Ran};
 pub struct Played {
     /// `bus_addr`, `host_bridge` or `host`
     pub map_type: String,
+    /// Whether an IOMMU translates what the NIC does.
+    pub translated: bool,
     /// Pages that the NIC reached in the GPU.
     pub peer_pages: u64,
     /// Pages that had to come home for it.
@@ -42,8 +44,6 @@ pub struct Played {
 pub struct Row {
     /// The topology.
     pub topology: String,
-    /// Whether an IOMMU translates in it.
-    pub iommu: bool,
     /// The scenario.
     pub scenario: String,
     /// What came of it; nothing if the machine ended before.
@@ -127,7 +127,7 @@ fn row(topology: &Topology, number: usize, scenario: &Scenario, ran: &Ran) -> Ro
         .file(&format!("{file}.json"))
         .and_then(|text| serde_json::from_str(&text).ok());
     let trouble = match &played {
-        Some(played) => mismatch(scenario, played),
+        Some(played) => mismatch(scenario, topology.iommu, played),
         None => Some(format!(
             "no result: {}",
             ran.file(&format!("{file}.log"))
@@ -138,7 +138,6 @@ fn row(topology: &Topology, number: usize, scenario: &Scenario, ran: &Ran) -> Ro
     };
     Row {
         topology: topology.name.clone(),
-        iommu: topology.iommu,
         scenario: scenario.name.clone(),
         played,
         trouble,
@@ -147,7 +146,7 @@ fn row(topology: &Topology, number: usize, scenario: &Scenario, ran: &Ran) -> Ro
 
 /// What was expected and not seen. The program in the guest has compared as
 /// well; it is not the only one to be believed.
-fn mismatch(scenario: &Scenario, played: &Played) -> Option<String> {
+fn mismatch(scenario: &Scenario, iommu: bool, played: &Played) -> Option<String> {
     let mut wrong = Vec::new();
     let mut compare = |what: &str, expected: String, seen: String| {
         if expected != seen {
@@ -155,6 +154,11 @@ fn mismatch(scenario: &Scenario, played: &Played) -> Option<String> {
         }
     };
     compare("map type", scenario.kind.clone(), played.map_type.clone());
+    compare(
+        "translated by an IOMMU",
+        iommu.to_string(),
+        played.translated.to_string(),
+    );
     compare(
         "pages with a peer address",
         scenario.peer.to_string(),
@@ -210,7 +214,7 @@ pub fn table(rows: &[Row]) -> String {
         table.add_row([
             row.topology.clone(),
             row.scenario.clone(),
-            map_type(row, played),
+            map_type(played),
             played.peer_pages.to_string(),
             played.home_pages.to_string(),
             played.migrations.to_string(),
@@ -227,10 +231,10 @@ pub fn table(rows: &[Row]) -> String {
     table.to_string()
 }
 
-fn map_type(row: &Row, played: &Played) -> String {
+fn map_type(played: &Played) -> String {
     let name = match played.map_type.as_str() {
         "bus_addr" => "BUS_ADDR",
-        "host_bridge" if row.iommu => "HOST_BRIDGE (IOVA)",
+        "host_bridge" if played.translated => "HOST_BRIDGE (IOVA)",
         "host_bridge" => "HOST_BRIDGE",
         "host" => "host memory",
         other => other,

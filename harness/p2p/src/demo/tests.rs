@@ -6,7 +6,8 @@ fn scenario() -> Scenario {
 
 fn played() -> Played {
     serde_json::from_str(
-        r#"{"scenario":"resident","map_type":"bus_addr","pages":64,"peer_pages":64,
+        r#"{"scenario":"resident","map_type":"bus_addr","translated":false,
+        "pages":64,"peer_pages":64,
         "home_pages":0,"ram_pages":0,"migrations":0,"bytes":524288,"faults":4,"retries":0,
         "intact":true,"judged":true,"reasons":{"bus_addr":64},
         "expected":{"map_type":"bus_addr","peer_pages":64,"home_pages":0},"exit":0,"error":""}"#,
@@ -16,13 +17,14 @@ fn played() -> Played {
 
 #[test]
 fn what_is_expected_is_no_trouble() {
-    assert_eq!(mismatch(&scenario(), &played()), None);
+    assert_eq!(mismatch(&scenario(), false, &played()), None);
 }
 
 #[test]
 fn each_difference_is_trouble() {
-    let changes: [fn(&mut Played); 8] = [
+    let changes: [fn(&mut Played); 9] = [
         |played| played.map_type = "host".into(),
+        |played| played.translated = true,
         |played| played.peer_pages -= 1,
         |played| played.home_pages += 1,
         |played| played.migrations += 1,
@@ -34,7 +36,10 @@ fn each_difference_is_trouble() {
     for (number, change) in changes.iter().enumerate() {
         let mut played = played();
         change(&mut played);
-        assert!(mismatch(&scenario(), &played).is_some(), "change {number}");
+        assert!(
+            mismatch(&scenario(), false, &played).is_some(),
+            "change {number}"
+        );
     }
 }
 
@@ -43,7 +48,7 @@ fn trouble_says_what_was_expected_and_seen() {
     let mut played = played();
     played.peer_pages = 60;
     assert_eq!(
-        mismatch(&scenario(), &played).unwrap(),
+        mismatch(&scenario(), false, &played).unwrap(),
         "pages with a peer address: expected 64, seen 60"
     );
 }
@@ -52,13 +57,13 @@ fn trouble_says_what_was_expected_and_seen() {
 fn the_table_has_a_line_per_scenario() {
     let row = |topology: &str, played: Option<Played>| Row {
         topology: topology.into(),
-        iommu: topology == "iommu",
         scenario: "resident".into(),
         played,
         trouble: None,
     };
     let bridge = Played {
         map_type: "host_bridge".into(),
+        translated: true,
         ..played()
     };
     let mixed = Played {
