@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
+use crate::kernel::compiler::Compiler;
 use crate::outcome::{Usage, Verdict};
 use crate::paths::Paths;
 use crate::proc;
+use crate::setup;
 use crate::ui::Ui;
 use run::Run;
 
@@ -51,6 +53,15 @@ struct Options {
     /// Show every command (V=1).
     #[arg(long)]
     verbose: bool,
+}
+
+impl Options {
+    fn compiler(&self) -> Compiler {
+        Compiler {
+            llvm: self.llvm.clone(),
+            cc: self.cc.clone(),
+        }
+    }
 }
 
 #[derive(Subcommand)]
@@ -134,6 +145,8 @@ pub fn run() -> Result<Verdict> {
         bail!(Usage("J=0: at least one job at a time".into()));
     }
     let qemu = options.qemu.as_deref().map(program).transpose()?;
+    let compiler = options.compiler();
+    compiler.check(&setup::search_dirs())?;
     let paths = Paths::new(
         &options.root,
         options.kdir.as_deref(),
@@ -145,6 +158,7 @@ pub fn run() -> Result<Verdict> {
         ui: &Ui::new(options.verbose),
         paths: &paths,
         qemu,
+        compiler,
     }
     .command(&cli.command)
 }

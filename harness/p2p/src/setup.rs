@@ -3,6 +3,7 @@
 //! of it goes to the cache, once.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -267,22 +268,28 @@ pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The `PATH` that programs get: Debian's before a rustup's.
-pub fn search_path(tools: &Tools) -> Result<std::ffi::OsString> {
-    let fixed = [
-        "/usr/lib/llvm-19/bin",
-        "/usr/bin",
-        "/bin",
-        "/usr/sbin",
-        "/sbin",
-    ];
-    let old = env::var_os("PATH").unwrap_or_default();
-    let dirs = fixed
-        .iter()
-        .map(PathBuf::from)
-        .chain([tools.vng_dir.clone()])
-        .chain(env::split_paths(&old));
+/// Debian's own programs, which come before a rustup's.
+const DEBIANS: [&str; 5] = [
+    "/usr/lib/llvm-19/bin",
+    "/usr/bin",
+    "/bin",
+    "/usr/sbin",
+    "/sbin",
+];
+
+/// The `PATH` that programs get.
+pub fn search_path(tools: &Tools) -> Result<OsString> {
+    let mut dirs = search_dirs();
+    // What vng brings is not to come before Debian's own.
+    dirs.insert(DEBIANS.len(), tools.vng_dir.clone());
     Ok(env::join_paths(dirs)?)
+}
+
+/// Where the user's programs are looked for.
+pub fn search_dirs() -> Vec<PathBuf> {
+    let old = env::var_os("PATH").unwrap_or_default();
+    let debians = DEBIANS.iter().map(PathBuf::from);
+    debians.chain(env::split_paths(&old)).collect()
 }
 
 #[cfg(test)]

@@ -45,6 +45,8 @@ pub struct Run<'a> {
     pub paths: &'a Paths,
     /// `QEMU=`
     pub qemu: Option<PathBuf>,
+    /// `LLVM=` and `CC=`
+    pub compiler: Compiler,
 }
 
 impl Run<'_> {
@@ -111,8 +113,8 @@ impl Run<'_> {
 
     fn build(&self, kernels: &Kernels, names: &[&str]) -> Result<setup::Tools> {
         let (tools, tree) = self.tools_and_tree()?;
-        let compiler = self.compiler();
-        self.builder(&tools, &tree, &compiler).all(kernels, names)?;
+        self.builder(&tools, &tree, &self.compiler)
+            .all(kernels, names)?;
         Ok(tools)
     }
 
@@ -151,21 +153,13 @@ impl Run<'_> {
         }
     }
 
-    fn compiler(&self) -> Compiler {
-        Compiler {
-            llvm: self.options.llvm.clone(),
-            cc: self.options.cc.clone(),
-        }
-    }
-
     fn check(&self, only: &Only) -> Result<Verdict> {
         let names = check::QUICK.iter().chain(&check::BUILDING);
         let names: Vec<_> = ["style", "drift"].iter().chain(names).copied().collect();
         only.check(&names)?;
         let start = Instant::now();
         let (tools, tree) = self.tools_and_tree()?;
-        let compiler = self.compiler();
-        let builder = self.builder(&tools, &tree, &compiler);
+        let builder = self.builder(&tools, &tree, &self.compiler);
         let checker = Checker::new(self.paths, &tree)?;
         let mut report = Report::default();
         for name in names.into_iter().filter(|name| only.picks(name)) {
@@ -200,7 +194,7 @@ impl Run<'_> {
         let (tools, tree) = self.tools_and_tree()?;
         let rows = Bisect {
             paths: self.paths,
-            builder: &self.builder(&tools, &tree, &self.compiler()),
+            builder: &self.builder(&tools, &tree, &self.compiler),
             booter: &self.booter(&tools, &topologies),
             topologies: &topologies,
         }
@@ -244,8 +238,7 @@ impl Run<'_> {
             .filter(|name| picked.iter().any(|t| t.kernel == *name))
             .collect();
         let (tools, tree) = self.tools_and_tree()?;
-        let compiler = self.compiler();
-        let builder = self.builder(&tools, &tree, &compiler);
+        let builder = self.builder(&tools, &tree, &self.compiler);
         let booter = self.booter(&tools, &topologies);
         let limit = Duration::from_secs(300);
         let found = Mutex::new(Vec::new());
@@ -392,8 +385,7 @@ impl Run<'_> {
             // Before jobs run side by side, of which each would do it.
             setup::rdma_core::tests(self.paths, self.ui)?;
         }
-        let compiler = self.compiler();
-        let builder = self.builder(&tools, &tree, &compiler);
+        let builder = self.builder(&tools, &tree, &self.compiler);
         let booter = self.booter(&tools, &topologies);
         let build = |name: &str| {
             let kernel = kernels.get(name)?;
@@ -442,8 +434,7 @@ impl Run<'_> {
         let names = settings.kernels(only);
         let tools = self.build(&kernels, &names)?;
         let tree = tree::open(self.paths)?;
-        let compiler = self.compiler();
-        let builder = self.builder(&tools, &tree, &compiler);
+        let builder = self.builder(&tools, &tree, &self.compiler);
         for name in names {
             builder.bench(name, kernels.get(name)?)?;
         }
@@ -460,7 +451,7 @@ impl Run<'_> {
         let topologies = Topologies::read(&self.paths.root)?;
         let (tools, tree) = self.tools_and_tree()?;
         Mutants {
-            builder: &self.builder(&tools, &tree, &self.compiler()),
+            builder: &self.builder(&tools, &tree, &self.compiler),
             booter: &self.booter(&tools, &topologies),
         }
         .run(only, &topologies)
@@ -470,7 +461,7 @@ impl Run<'_> {
         let topologies = Topologies::read(&self.paths.root)?;
         let (tools, tree) = self.tools_and_tree()?;
         Coverage {
-            builder: &self.builder(&tools, &tree, &self.compiler()),
+            builder: &self.builder(&tools, &tree, &self.compiler),
             booter: &self.booter(&tools, &topologies),
         }
         .run(&topologies)

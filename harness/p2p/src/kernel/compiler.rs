@@ -1,6 +1,10 @@
 //! Which compiler builds a kernel.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use crate::outcome::Usage;
 
 /// Calls a compiler by way of ccache.
 const CACHED: &str = "harness/cached";
@@ -32,10 +36,7 @@ impl Compiler {
         }
         let cc = match (cc, llvm) {
             (Some(cc), _) => cc.to_owned(),
-            // As the kernel's Makefile understands LLVM=.
-            (None, Some(llvm)) if llvm.ends_with('/') => format!("{llvm}clang"),
-            (None, Some(llvm)) if llvm.starts_with('-') => format!("clang{llvm}"),
-            (None, _) => "clang".to_owned(),
+            (None, llvm) => llvm_program(llvm.unwrap_or_default(), "clang"),
         };
         arguments.push(if cc.starts_with("ccache ") {
             format!("CC={cc}")
@@ -44,6 +45,59 @@ impl Compiler {
         });
         arguments
     }
+
+    /// Fails if a program that was chosen is in none of `dirs`, before hours are spent on
+    /// what it is for.
+    pub fn check(&self, dirs: &[PathBuf]) -> Result<()> {
+        if let Some(llvm) = &self.llvm {
+            // One of each package; CC= is in clang's place.
+            let mut parts = vec![("ld.lld", "lld"), ("llvm-ar", "llvm")];
+            if self.cc.is_none() {
+                parts.insert(0, ("clang", "clang"));
+            }
+            let packages = parts.iter().map(|(_, package)| llvm_program(llvm, package));
+            let packages = Vec::from_iter(packages).join(" ");
+            for (program, _) in parts {
+                let choice = format!("LLVM={llvm}");
+                check(&choice, &llvm_program(llvm, program), &packages, dirs)?;
+            }
+        }
+        if let Some(cc) = &self.cc {
+            let mut words = cc.split_whitespace();
+            let program = words.find(|word| *word != "ccache").unwrap_or_default();
+            check(&format!("CC={cc}"), program, program, dirs)?;
+        }
+        Ok(())
+    }
+}
+
+/// As the kernel's Makefile understands LLVM=.
+fn llvm_program(llvm: &str, program: &str) -> String {
+    if llvm.ends_with('/') {
+        format!("{llvm}{program}")
+    } else if llvm.starts_with('-') {
+        format!("{program}{llvm}")
+    } else {
+        program.to_owned()
+    }
+}
+
+/// Fails if a program is not there, with the packages of Debian that it comes with.
+fn check(choice: &str, program: &str, packages: &str, dirs: &[PathBuf]) -> Result<()> {
+    // make does not run where we do, so a path must be a whole one.
+    let is_path = program.contains('/');
+    let may_be = Path::new(program).is_absolute() || !is_path;
+    if may_be && dirs.iter().any(|dir| dir.join(program).is_file()) {
+        return Ok(());
+    }
+    let next_step = if is_path {
+        "a path must be absolute, and the program be there".to_owned()
+    } else {
+        format!("on Debian, `apt-get install {packages}`")
+    };
+    bail!(Usage(format!(
+        "{choice}: there is no program {program:?}; {next_step}"
+    )))
 }
 
 #[cfg(test)]
@@ -82,6 +136,48 @@ mod tests {
             assert_eq!(chosen(None, Some("ccache gcc-13")), "CC=ccache gcc-13");
             let both = chosen(Some("/opt/"), Some("gcc"));
             assert_eq!(both, "LLVM=/opt/ CC=/r/harness/cached gcc");
+        }
+    }
+
+    #[test]
+    fn a_compiler_that_is_not_there_is_bad_usage() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["gcc-13", "clang-20", "ld.lld-20", "clang-21", "ld.lld-21"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        fs::write(dir.path().join("llvm-ar-20"), "").unwrap();
+        let dirs = [PathBuf::from("/nonexistent"), dir.path().to_owned()];
+        let said = |llvm: Option<&str>, cc: Option<&str>| {
+            let compiler = Compiler {
+                llvm: llvm.map(str::to_owned),
+                cc: cc.map(str::to_owned),
+            };
+            let error = compiler.check(&dirs).err()?;
+            Some(error.downcast::<Usage>().unwrap().to_string())
+        };
+        let there = dir.path().join("gcc-13");
+        for cc in ["gcc-13", "ccache gcc-13", there.to_str().unwrap()] {
+            assert_eq!(said(None, Some(cc)), None, "{cc}");
+        }
+        assert_eq!(said(None, None), None);
+        assert_eq!(said(Some("-20"), None), None);
+        assert_eq!(
+            said(None, Some("ccache gcc-14")).unwrap(),
+            "CC=ccache gcc-14: there is no program \"gcc-14\"; on Debian, \
+             `apt-get install gcc-14`"
+        );
+        assert_eq!(
+            said(Some("-21"), None).unwrap(),
+            "LLVM=-21: there is no program \"llvm-ar-21\"; on Debian, \
+             `apt-get install clang-21 lld-21 llvm-21`"
+        );
+        // A compiler of one's own is in clang's place, but not in the linker's.
+        let other = said(Some("-22"), Some("gcc-13")).unwrap();
+        assert!(other.ends_with("`apt-get install lld-22 llvm-22`"));
+        assert!(said(Some("-20"), Some("gcc-14")).is_some());
+        for (llvm, cc) in [(Some("/opt/"), None), (None, Some("./gcc-13"))] {
+            let told = said(llvm, cc).unwrap();
+            assert!(told.ends_with("a path must be absolute, and the program be there"));
         }
     }
 
