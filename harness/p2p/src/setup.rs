@@ -131,11 +131,7 @@ pub fn base(paths: &Paths, ui: &Ui) -> Result<Base> {
     }
     let step = ui.step(format!("setup: {BASE_PACKAGE}"));
     step.at("reading the package lists");
-    download(&dir, &step).map_err(|error| {
-        let hint = "It comes from Debian's experimental, once: is the network there? With a \
-                    kernel tree of your own it is not needed: KDIR=/path/to/linux";
-        failed(BASE_PACKAGE, &error, hint)
-    })?;
+    download(&dir, &step).map_err(|error| failed(BASE_PACKAGE, &error, EXPERIMENTAL))?;
     let base = newest(&dir)?.context("apt-get downloaded no package")?;
     step.done(format!("{} downloaded", base.version));
     if !base.version.starts_with(BASE_VERSION) {
@@ -240,6 +236,9 @@ fn package_version(name: &str) -> Option<String> {
 }
 
 const NETWORK: &str = "It comes from the network, once: is it there?";
+const EXPERIMENTAL: &str = "It comes from Debian's experimental, once: is the network there? \
+                            With a kernel tree of your own it is not needed: \
+                            KDIR=/path/to/linux";
 
 /// An error with the next step at the end, where people look.
 fn failed(what: &str, error: &Error, hint: &str) -> Error {
@@ -295,6 +294,23 @@ pub fn search_dirs() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_network_it_says_what_why_and_the_next_step() {
+        let mut pip = Command::new("sh");
+        pip.args([
+            "-c",
+            "echo 'Temporary failure in name resolution' >&2; false",
+        ]);
+        let error = capture(&mut pip).context("pip").unwrap_err();
+        for (hint, next_step) in [(NETWORK, "the network"), (EXPERIMENTAL, "KDIR=")] {
+            let said = format!("{:#}", failed("virtme-ng 1.42", &error, hint));
+            let (why, last) = said.rsplit_once('\n').unwrap();
+            assert!(why.starts_with("virtme-ng 1.42 could not be had: pip: "));
+            assert!(why.ends_with("Temporary failure in name resolution"));
+            assert!(last.contains(next_step), "{said}");
+        }
+    }
 
     #[test]
     fn versions_of_packages() {
