@@ -51,7 +51,6 @@ const NONE: &str = "none";
 struct Settings {
     topology: String,
     load: BTreeMap<String, Vec<String>>,
-    allow: Vec<String>,
     limit: u64,
     kernel: Kernel,
 }
@@ -295,7 +294,6 @@ impl<'a> Plant<'a> {
         let start = Instant::now();
         let settings = self.settings;
         let spec = Spec {
-            allow: settings.allow.clone(),
             limit: settings.limit,
             ..Spec::default()
         };
