@@ -2,7 +2,8 @@
 //! because peer-to-peer DMA that is silently off looks like peer-to-peer DMA
 //! that is slow; then runs the selftests and perftest.
 //!
-//! Nothing of the host is changed but the policy knob, which is put back.
+//! Nothing of the host is changed but the policy knob, which is put back, and that
+//! test_hmm is loaded while its tests run.
 
 use std::fs;
 use std::path::Path;
@@ -114,7 +115,7 @@ fn test(
     *measured = bench::run(&policy, pair, &options, &logs)?;
     outcomes.extend(bench::judge(measured, pair.redirect.as_ref()));
     step.done("ran");
-    outcomes.extend(selftests::run(paths, ui)?);
+    outcomes.extend(selftests::run(paths, ui, host)?);
     Ok(())
 }
 
