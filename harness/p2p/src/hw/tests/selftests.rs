@@ -1,0 +1,108 @@
+//! Selftests from a tree that is made up.
+
+use super::*;
+
+impl Fixture {
+    /// With a kernel tree whose selftests print `cases`.
+    fn run_with_tree(&self, cases: &str) -> (Result<Verdict>, String, tempfile::TempDir) {
+        let root = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = root.path().join("build/linux").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        put(
+            "Makefile",
+            "headers_install:\n\tmkdir -p $(O)/usr/include\n",
+        );
+        for (folder, name) in [("p2pdma", "one_test"), ("mm", "hmm-tests")] {
+            let folder = format!("tools/testing/selftests/{folder}");
+            put(
+                &format!("{folder}/Makefile"),
+                &format!(
+                    "$(OUTPUT)/{name}: {name}.sh\n\t\
+                     test -d $(lastword $(KHDR_INCLUDES))\n\tinstall $< $@\n"
+                ),
+            );
+            let report = format!("echo TAP version 13; echo 1..1; {cases}");
+            put(
+                &format!("{folder}/{name}.sh"),
+                &format!("#!/bin/sh\n{report}\n"),
+            );
+        }
+        self.run_in(root)
+    }
+
+    /// modprobe that knows test_hmm, and notes what it is asked for.
+    fn modprobe(&self) {
+        let root = self.dir.path().display();
+        self.program(
+            "modprobe",
+            &format!(
+                "echo $* >>{root}/asked\ncase $* in\ntest_hmm) mkdir -p {root}/sys/module/test_hmm;;\n\
+                 '-r test_hmm') rmdir {root}/sys/module/test_hmm;;\nesac"
+            ),
+        );
+    }
+}
+
+#[test]
+fn the_selftests_of_hmm_have_their_module_while_they_run() {
+    let fixture = Fixture::whole();
+    fixture.modprobe();
+    let module = fixture.path("sys/module/test_hmm");
+    // It says what it was called with, and whether the module was there.
+    let cases = format!(
+        "[ -d {0} ] && l=loaded; echo \"ok 1 $* $l\"",
+        module.display()
+    );
+    let (result, report, _root) = fixture.run_with_tree(&cases);
+    assert_eq!(status_of(&result), 0, "{report}");
+    assert!(
+        report.contains("| hw/selftest | one_test: test 1 | passed |"),
+        "{report}"
+    );
+    let hmm = "| hw/selftest | hmm-tests: -f hmm_p2p -f hmm_p2p_refused loaded | passed |";
+    assert!(report.contains(hmm), "{report}");
+    assert!(!module.is_dir());
+    let asked = fs::read_to_string(fixture.path("asked")).unwrap();
+    assert_eq!(asked, "test_hmm\n-r test_hmm\n");
+}
+
+#[test]
+fn a_module_that_was_there_before_stays() {
+    let fixture = Fixture::whole();
+    fixture.modprobe();
+    let module = fixture.path("sys/module/test_hmm");
+    fs::create_dir_all(&module).unwrap();
+    let (result, report, _root) = fixture.run_with_tree("echo not ok 1 wrong");
+    assert_eq!(status_of(&result), 1, "{report}");
+    assert!(
+        report.contains("| hw/selftest | hmm-tests: wrong | failed |"),
+        "{report}"
+    );
+    assert!(module.is_dir());
+    assert!(!fixture.path("asked").exists());
+}
+
+#[test]
+fn without_test_hmm_its_tests_are_skipped() {
+    for (modprobe, why) in [
+        (None, "modprobe is not there: install kmod"),
+        (
+            Some("echo no such module >&2; exit 1"),
+            "test_hmm cannot be loaded: build the kernel with CONFIG_TEST_HMM=m<br>no such module",
+        ),
+    ] {
+        let fixture = Fixture::whole();
+        if let Some(script) = modprobe {
+            fixture.program("modprobe", script);
+        }
+        let (result, report, _root) = fixture.run_with_tree("echo ok 1 fine");
+        assert_eq!(status_of(&result), 0, "{report}");
+        let skipped = format!("| hw/selftest | hmm-tests | skipped | {why} |");
+        assert!(report.contains(&skipped), "{report}");
+        let passed = "| hw/selftest | one_test: fine | passed |";
+        assert!(report.contains(passed), "{report}");
+    }
+}
