@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Test of the RDMA core's on-demand paging with peer-to-peer DMA: a page whose
- * DMA mapping fails comes to host memory, and only that
+ * DMA mapping fails comes to host memory, and only its folio
  *
  * Needs a kernel with CONFIG_FAIL_HMM_DMA_MAP.
  */
@@ -10,6 +10,7 @@
 #define PAGES		16
 #define FAIL_DIR	"/sys/kernel/debug/fail_hmm_dma_map/"
 #define VICTIM		5U
+#define HUGE_VICTIM	123U
 
 static int fail_write(const char *name, const char *text)
 {
@@ -58,6 +59,16 @@ static __u64 alias_pfn(struct __test_metadata *_metadata, RDMA_SELF *self,
 	ASSERT_EQ(0, p2p_gpu_lookup(&self->gpu, p, P2P_PAGE, &loc));
 	ASSERT_TRUE(p2p_loc_is_vram(loc));
 	return (start + p2p_loc_offset(loc)) / P2P_PAGE;
+}
+
+/* Mappings of aliases that failed since @from */
+static __u64 fail_count(struct __test_metadata *_metadata,
+			const struct p2p_stats *from)
+{
+	struct p2p_stats stats = *from;
+
+	EXPECT_EQ(0, p2p_stats_since(&stats));
+	return stats.pages[P2PTEST_REASON_MAP_FAILED];
 }
 
 FIXTURE(odp_fail)
@@ -137,6 +148,147 @@ TEST_F_TIMEOUT(odp_fail, snapshot, 600)
 	EXPECT_EQ(buf.pages - 1, rdma_mapped(_metadata, rdma, &buf));
 	EXPECT_EQ(0U, rdma_moves(_metadata, rdma, &before));
 	rdma_buf_free(_metadata, rdma, &buf);
+}
+
+/* A page is replaced by a new one, for which alone the device faults */
+static void fault_neighbour(struct __test_metadata *_metadata, RDMA_SELF *self,
+			    struct p2p_buf *buf, size_t i)
+{
+	const __u64 mapped = rdma_mapped(_metadata, self, buf);
+	unsigned char *p = buf->p + i * P2P_PAGE;
+
+	ASSERT_EQ(0, madvise(p, P2P_PAGE, MADV_DONTNEED));
+	EXPECT_EQ(mapped - 1, rdma_mapped(_metadata, self, buf));
+	EXPECT_EQ(0, rdma_fault(self->fd, buf->handle, p, P2P_PAGE,
+				P2PTEST_RDMA_FAULT_WRITE));
+	EXPECT_EQ(PAGE_ALL, rdma_page(_metadata, self, buf, i).flags);
+	EXPECT_EQ(mapped, rdma_mapped(_metadata, self, buf));
+}
+
+/*
+ * The device writes its page table in blocks of eight, with what the core knows
+ * of the neighbours. A page that could not be mapped is not among that, and
+ * nobody tries again before it is needed.
+ */
+TEST_F_TIMEOUT(odp_fail, neighbour, 600)
+{
+	RDMA_SELF *rdma = &self->rdma;
+	struct p2ptest_gpu_info before;
+	struct p2ptest_rdma_page page;
+	struct p2p_stats stats;
+	unsigned char *victim;
+	struct p2p_buf buf;
+	__u64 pfn;
+
+	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, rdma, &buf);
+	victim = buf.p + VICTIM * P2P_PAGE;
+	before = p2p_info(_metadata, &rdma->gpu);
+	ASSERT_EQ(0, p2p_stats_read(&stats));
+	pfn = alias_pfn(_metadata, rdma, victim);
+	fail_start(_metadata, pfn, pfn);
+	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
+				P2PTEST_RDMA_FAULT_SNAPSHOT));
+
+	fault_neighbour(_metadata, rdma, &buf, VICTIM - 1);
+	EXPECT_EQ(0, rdma_page(_metadata, rdma, &buf, VICTIM).flags);
+	EXPECT_EQ(1, p2p_gpu_resident(&rdma->gpu, victim, P2P_PAGE));
+	EXPECT_EQ(buf.pages - 1, rdma_mapped(_metadata, rdma, &buf));
+	EXPECT_EQ(0U, rdma_moves(_metadata, rdma, &before));
+	EXPECT_EQ(1U, fail_count(_metadata, &stats));
+
+	/* Now it is needed, and comes home, where it stays */
+	rdma_buf_write(_metadata, rdma, &buf, AFTER);
+	fault_neighbour(_metadata, rdma, &buf, VICTIM + 1);
+	page = rdma_page(_metadata, rdma, &buf, VICTIM);
+	EXPECT_EQ(P2PTEST_PAGE_HOST, page.kind);
+	EXPECT_EQ(PAGE_ALL, page.flags);
+	EXPECT_EQ(buf.pages, rdma_mapped(_metadata, rdma, &buf));
+	EXPECT_EQ(1U, rdma_moves(_metadata, rdma, &before));
+	EXPECT_EQ(2U, fail_count(_metadata, &stats));
+	EXPECT_EQ((long)buf.pages - 3,
+		  p2p_gpu_resident(&rdma->gpu, buf.p, buf.len));
+	p2p_expect_pattern(_metadata, "victim", victim, AFTER,
+			   VICTIM * P2P_PAGE, P2P_PAGE);
+	rdma_buf_write(_metadata, rdma, &buf, OTHER);
+	p2p_buf_cpu_read(_metadata, &buf, OTHER);
+	rdma_buf_free(_metadata, rdma, &buf);
+}
+
+/*
+ * Fault some pages of 2 MiB that are one folio in VRAM, and one of them cannot be
+ * mapped. HMM resolves a huge entry as a whole: if one page has to come home, all
+ * of the folio does, and what was mapped of it is mapped again.
+ */
+static void fail_huge(struct __test_metadata *_metadata, RDMA_SELF *self,
+		      size_t first, size_t pages)
+{
+	const size_t at = first * P2P_PAGE, len = pages * P2P_PAGE;
+	struct p2ptest_gpu_info before;
+	struct p2ptest_rdma_page page;
+	struct p2ptest_rdma_xfer xfer;
+	struct p2p_stats stats;
+	struct p2p_buf buf;
+	size_t i, pos;
+	char data[64];
+	__u64 pfn;
+
+	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
+		return;
+	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, buf.len, MR_ODP_WRITE,
+			      &buf.handle));
+	rdma_buf_to_vram(_metadata, self, &buf);
+	before = p2p_info(_metadata, &self->gpu);
+	ASSERT_EQ(0, p2p_stats_read(&stats));
+	pfn = alias_pfn(_metadata, self, buf.p + HUGE_VICTIM * P2P_PAGE);
+	fail_start(_metadata, pfn, pfn);
+	ASSERT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p + at, len,
+				P2PTEST_RDMA_FAULT_WRITE));
+
+	for (i = 0; i < buf.pages; i++) {
+		bool faulted = i >= first && i < first + pages;
+
+		page = rdma_page(_metadata, self, &buf, i);
+		EXPECT_EQ(faulted ? P2PTEST_PAGE_HOST : P2PTEST_PAGE_UNMAPPED,
+			  page.kind) {
+			TH_LOG("page %zu", i);
+		}
+		EXPECT_EQ(faulted ? PAGE_ALL : 0, page.flags) {
+			TH_LOG("page %zu", i);
+		}
+	}
+	EXPECT_EQ(pages, rdma_mapped(_metadata, self, &buf));
+	EXPECT_EQ(buf.pages, rdma_moves(_metadata, self, &before));
+	EXPECT_EQ(0, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	EXPECT_EQ(0, p2p_stats_since(&stats));
+	EXPECT_EQ(pages, stats.pages[p2p_path_reason(self->path)]);
+	EXPECT_EQ(1U, stats.pages[P2PTEST_REASON_MAP_FAILED]);
+
+	/* What is mapped needs no other fault: neither the victim nor others */
+	for (i = HUGE_VICTIM - 1; i <= HUGE_VICTIM + 1; i++) {
+		pos = i * P2P_PAGE + 16;
+		p2p_fill(data, AFTER, pos, sizeof(data));
+		EXPECT_EQ(0, rdma_xfer(self->fd, buf.handle, buf.p + pos, data,
+				       sizeof(data), true, &xfer));
+		EXPECT_EQ(0U, xfer.faults);
+		p2p_expect_pattern(_metadata, "written", buf.p + pos, AFTER,
+				   pos, sizeof(data));
+		p2p_fill(buf.p + pos, BEFORE, pos, sizeof(data));
+	}
+	EXPECT_EQ(buf.pages, rdma_moves(_metadata, self, &before));
+	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
+TEST_F_TIMEOUT(odp_fail, huge, 600)
+{
+	fail_huge(_metadata, &self->rdma, 0, P2P_HUGE / P2P_PAGE);
+}
+
+/* It is the folio that moves, not what is faulted */
+TEST_F_TIMEOUT(odp_fail, huge_part, 600)
+{
+	fail_huge(_metadata, &self->rdma, HUGE_VICTIM - 1, 3);
 }
 
 /* If host memory fails as well, that is an error, and it ends */

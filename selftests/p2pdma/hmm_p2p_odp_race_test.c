@@ -102,6 +102,38 @@ TEST_F_TIMEOUT(odp, remap, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
+/*
+ * Pages that the device has the addresses of, and has not got to, move: it faults
+ * them again when it does, and completes.
+ */
+TEST_F_TIMEOUT(odp, moved, TIMEOUT_S)
+{
+	const size_t first = 48, nr = LONG_PAGES - first;
+	struct transfer t = {};
+	struct p2p_buf buf;
+	size_t i;
+
+	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, self, &buf);
+	transfer_start(_metadata, self, &t, &buf, true);
+	EXPECT_EQ(self->peer ? (long)nr : 0,
+		  p2p_gpu_to_host(&self->gpu, buf.p + first * P2P_PAGE,
+				  nr * P2P_PAGE));
+	transfer_end(_metadata, &t);
+	EXPECT_EQ(0, t.ret);
+	/* All of it at first, and then the rest */
+	if (self->peer)
+		EXPECT_EQ(2U, t.xfer.faults);
+	for (i = 0; i < buf.pages; i++) {
+		EXPECT_EQ(i < first ? rdma_vram_kind(self) : P2PTEST_PAGE_HOST,
+			  rdma_page(_metadata, self, &buf, i).kind) {
+			TH_LOG("page %zu", i);
+		}
+	}
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
 /* The right to write is taken away: nothing is written from now on */
 TEST_F_TIMEOUT(odp, protect, TIMEOUT_S)
 {

@@ -312,6 +312,195 @@ TEST_F_TIMEOUT(odp, huge, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
+/* A region of huge pages, of which each is one entry in the core's list */
+
+#define NR_HUGEPAGES	"/proc/sys/vm/nr_hugepages"
+#define HUGE_PAGES	2L
+
+static long hugepages(void)
+{
+	FILE *f = fopen(NR_HUGEPAGES, "re");
+	long nr;
+
+	if (!f)
+		return -errno;
+	if (fscanf(f, "%ld", &nr) != 1)
+		nr = -EBADMSG;
+	fclose(f);
+	return nr;
+}
+
+static int hugepages_set(long nr)
+{
+	FILE *f = fopen(NR_HUGEPAGES, "we");
+
+	if (!f)
+		return -errno;
+	fprintf(f, "%ld", nr);
+	return fclose(f) ? -errno : 0;
+}
+
+FIXTURE(odp_hugetlb)
+{
+	RDMA_SELF rdma;
+	long before;	/* huge pages that are reserved without the test */
+};
+
+FIXTURE_SETUP(odp_hugetlb)
+{
+	odp_setup(_metadata, &self->rdma, NULL);
+	if (self->rdma.fd < 0)
+		return;
+	self->before = hugepages();
+	if (self->before < 0)
+		SKIP(return, "no " NR_HUGEPAGES);
+	ASSERT_EQ(0, hugepages_set(self->before + HUGE_PAGES));
+	if (hugepages() < self->before + HUGE_PAGES) {
+		/* There is no teardown for what is skipped */
+		EXPECT_EQ(0, hugepages_set(self->before));
+		SKIP(return, "no huge pages can be reserved");
+	}
+}
+
+FIXTURE_TEARDOWN_PARENT(odp_hugetlb)
+{
+	EXPECT_EQ(0, hugepages_set(self->before));
+	odp_teardown(_metadata, &self->rdma, NULL);
+}
+
+/* All small pages of a huge page are described alike */
+static void expect_huge(struct __test_metadata *_metadata, RDMA_SELF *self,
+			const struct p2p_buf *buf, size_t huge, bool mapped)
+{
+	struct p2ptest_rdma_page page[P2P_HUGE / P2P_PAGE];
+	size_t i;
+
+	memset(page, 0xff, sizeof(page));
+	EXPECT_EQ(0, rdma_query(self->fd, buf->handle, buf->p + huge * P2P_HUGE,
+				P2P_HUGE, page, NULL));
+	for (i = 0; i < P2P_HUGE / P2P_PAGE; i++) {
+		EXPECT_EQ(mapped ? P2PTEST_PAGE_HOST : P2PTEST_PAGE_UNMAPPED,
+			  page[i].kind) {
+			TH_LOG("huge page %zu, page %zu", huge, i);
+		}
+		EXPECT_EQ(mapped ? PAGE_ALL : 0, page[i].flags) {
+			TH_LOG("huge page %zu, page %zu", huge, i);
+		}
+	}
+}
+
+/* Write and read by DMA what is mapped: nothing else may change */
+static void expect_huge_access(struct __test_metadata *_metadata,
+			       RDMA_SELF *self, struct p2p_buf *buf, size_t pos)
+{
+	struct p2ptest_rdma_xfer xfer;
+	char data[64], got[64] = {};
+
+	p2p_fill(data, AFTER, pos, sizeof(data));
+	EXPECT_EQ(0, rdma_xfer(self->fd, buf->handle, buf->p + pos, data,
+			       sizeof(data), true, &xfer));
+	EXPECT_EQ(0U, xfer.faults);
+	EXPECT_EQ(0, rdma_xfer(self->fd, buf->handle, buf->p + pos, got,
+			       sizeof(got), false, &xfer));
+	EXPECT_EQ(0U, xfer.faults);
+	p2p_expect_pattern(_metadata, "DMA read", got, AFTER, pos, sizeof(got));
+	p2p_expect_pattern(_metadata, "written", buf->p + pos, AFTER, pos,
+			   sizeof(data));
+	p2p_fill(buf->p + pos, BEFORE, pos, sizeof(data));
+	p2p_buf_cpu_read(_metadata, buf, BEFORE);
+}
+
+/* Each address leads to its byte, from one huge page to the next as well */
+TEST_F_TIMEOUT(odp_hugetlb, transfer, TIMEOUT_S)
+{
+	const size_t at[] = {
+		0, P2P_HUGE / 2 + 16, P2P_HUGE - 32, P2P_HUGE + P2P_PAGE,
+		HUGE_PAGES * P2P_HUGE - 64,
+	};
+	RDMA_SELF *rdma = &self->rdma;
+	struct p2p_buf buf = {
+		.len = HUGE_PAGES * P2P_HUGE,
+		.pages = HUGE_PAGES * P2P_HUGE / P2P_PAGE,
+	};
+	size_t i;
+
+	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+	ASSERT_NE(MAP_FAILED, buf.p);
+	p2p_fill(buf.p, BEFORE, 0, buf.len);
+	ASSERT_EQ(0, rdma_reg(rdma->fd, buf.p, buf.len,
+			      MR_ODP_WRITE | P2PTEST_RDMA_MR_HUGETLB,
+			      &buf.handle));
+	/* Any byte leads to all of its huge page */
+	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p + 12345, P2P_HUGE,
+				P2PTEST_RDMA_FAULT_WRITE));
+	expect_huge(_metadata, rdma, &buf, 0, true);
+	expect_huge(_metadata, rdma, &buf, 1, true);
+	EXPECT_EQ(2U, rdma_mapped(_metadata, rdma, &buf));
+	for (i = 0; i < ARRAY_SIZE(at); i++)
+		expect_huge_access(_metadata, rdma, &buf, at[i]);
+
+	/* They are invalidated and faulted one by one */
+	ASSERT_EQ(0, madvise(buf.p + P2P_HUGE, P2P_HUGE, MADV_DONTNEED));
+	expect_huge(_metadata, rdma, &buf, 0, true);
+	expect_huge(_metadata, rdma, &buf, 1, false);
+	EXPECT_EQ(1U, rdma_mapped(_metadata, rdma, &buf));
+	p2p_fill(buf.p, BEFORE, 0, buf.len);
+	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p + P2P_HUGE, 1,
+				P2PTEST_RDMA_FAULT_WRITE));
+	EXPECT_EQ(2U, rdma_mapped(_metadata, rdma, &buf));
+	for (i = 0; i < ARRAY_SIZE(at); i++)
+		expect_huge_access(_metadata, rdma, &buf, at[i]);
+	rdma_buf_free(_metadata, rdma, &buf);
+}
+
+/* The device is told that pages are huge, which an alias need not be */
+TEST_F_TIMEOUT(odp, hugetlb_vram, TIMEOUT_S)
+{
+	struct p2ptest_gpu_info before;
+	struct p2p_buf buf;
+
+	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
+		return;
+	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, buf.len,
+			      MR_ODP_WRITE | P2PTEST_RDMA_MR_HUGETLB,
+			      &buf.handle));
+	rdma_buf_to_vram(_metadata, self, &buf);
+	before = p2p_info(_metadata, &self->gpu);
+	ASSERT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p, buf.len,
+				P2PTEST_RDMA_FAULT_WRITE));
+	expect_huge(_metadata, self, &buf, 0, true);
+	EXPECT_EQ(1U, rdma_mapped(_metadata, self, &buf));
+	EXPECT_EQ(buf.pages, rdma_moves(_metadata, self, &before));
+	expect_huge_access(_metadata, self, &buf, P2P_PAGE - 32);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
+/* Pages that are not huge are refused there, and none is left behind */
+TEST_F_TIMEOUT(odp, hugetlb_small, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	char c = 0;
+
+	buf.pages = P2P_HUGE / P2P_PAGE;
+	buf.len = P2P_HUGE;
+	buf.p = p2p_alloc_huge(buf.len);
+	ASSERT_NE(NULL, buf.p);
+	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_NOHUGEPAGE));
+	p2p_fill(buf.p, BEFORE, 0, buf.len);
+	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, buf.len,
+			      MR_ODP_WRITE | P2PTEST_RDMA_MR_HUGETLB,
+			      &buf.handle));
+	EXPECT_EQ(-EINVAL, rdma_fault(self->fd, buf.handle, buf.p, buf.len,
+				      P2PTEST_RDMA_FAULT_WRITE));
+	EXPECT_EQ(-EINVAL, rdma_xfer(self->fd, buf.handle, buf.p, &c, 1, true,
+				     NULL));
+	expect_huge(_metadata, self, &buf, 0, false);
+	EXPECT_EQ(0U, rdma_mapped(_metadata, self, &buf));
+	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
 /* Few pages here and there in a large region, of one part or of many */
 
 #define LARGE		(512 * P2P_HUGE)
@@ -530,6 +719,11 @@ TEST_F_TIMEOUT(odp, input, TIMEOUT_S)
 				    &handle));
 	EXPECT_EQ(-EINVAL, rdma_reg(fd, buf.p, 1, MR_ODP |
 				    P2PTEST_RDMA_MR_ATOMIC, &handle));
+	EXPECT_EQ(-EINVAL, rdma_reg(fd, buf.p, 1, P2PTEST_RDMA_MR_HUGETLB,
+				    &handle));
+	EXPECT_EQ(-EINVAL, rdma_reg(fd, buf.p, 1, MR_ODP |
+				    P2PTEST_RDMA_MR_HUGETLB |
+				    P2PTEST_RDMA_MR_IMPLICIT, &handle));
 	EXPECT_EQ(-E2BIG, rdma_reg(fd, buf.p, LARGE + 1, MR_ODP, &handle));
 	EXPECT_EQ(-E2BIG, rdma_reg(fd, buf.p, (1UL << 40) + 1, MR_ODP |
 				   P2PTEST_RDMA_MR_IMPLICIT, &handle));

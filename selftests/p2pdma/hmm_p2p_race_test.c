@@ -78,6 +78,41 @@ TEST_F_TIMEOUT(p2p, remap, TIMEOUT_S)
 	p2p_buf_free(_metadata, self, &buf);
 }
 
+/*
+ * Pages that the NIC has the addresses of, and has not got to, move: it faults
+ * them again when it does, and completes.
+ */
+TEST_F_TIMEOUT(p2p, moved, TIMEOUT_S)
+{
+	const size_t at = 48 * P2P_PAGE, len = 16 * P2P_PAGE;
+	struct p2p_transfer t;
+	struct p2p_view view;
+	struct p2p_buf buf;
+	int write;
+
+	if (!p2p_peer_path(self->path))
+		SKIP(return, "no path to the GPU");
+	p2p_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE);
+	for (write = 0; write < 2; write++) {
+		p2p_buf_to_vram(_metadata, self, &buf);
+		p2p_transfer_start(_metadata, self, &t, &buf, write);
+		EXPECT_EQ(16, p2p_gpu_to_host(&self->gpu, buf.p + at, len));
+		ASSERT_EQ(0, pthread_join(t.thread, NULL));
+		EXPECT_EQ(0, t.ret);
+		EXPECT_LT(0U, t.xfer.retries);
+		ASSERT_EQ(0, p2p_nic_view(&self->nic, buf.handle, buf.p,
+					  buf.len, &view));
+		EXPECT_EQ(16U, view.kind[P2PTEST_PAGE_HOST]);
+		EXPECT_EQ(buf.pages - 16, view.peer);
+		if (!write)
+			p2p_expect_pattern(_metadata, "NIC read", t.data,
+					   BEFORE, 0, buf.len);
+		p2p_buf_cpu_read(_metadata, &buf, write ? AFTER : BEFORE);
+		free(t.data);
+	}
+	p2p_buf_free(_metadata, self, &buf);
+}
+
 /* The right to write is taken away: nothing is written from now on */
 TEST_F_TIMEOUT(p2p, protect, TIMEOUT_S)
 {

@@ -90,6 +90,7 @@ struct demo {
 
 	/* Found out */
 	const char *map_type;
+	bool translated;		/* what the NIC does, by an IOMMU */
 	unsigned long peer_pages;
 	unsigned long home_pages;	/* were in VRAM, had to leave it */
 	unsigned long ram_pages;	/* were in RAM anyway */
@@ -225,6 +226,7 @@ static void compare(struct demo *d, const char *who, const void *buf,
 
 static void open_devices(struct demo *d)
 {
+	char name[P2P_PCI_NAME];
 	int want = d->scenario == TWO_GPUS ? 2 : 1;
 	int i, ret;
 
@@ -238,6 +240,8 @@ static void open_devices(struct demo *d)
 		}
 		d->nr_gpus++;
 	}
+	d->translated = !p2p_pci_name(P2P_NIC_DRIVER, 0, name) &&
+			p2p_pci_translated(name);
 	ret = p2p_nic_open(&d->nic, 0);
 	if (ret)
 		stop(d, ret == -ENOENT ? EXIT_SKIPPED : EXIT_FAILED,
@@ -587,6 +591,7 @@ static int print_result(const struct demo *d)
 	}
 	fprintf(f, "{\"scenario\":\"%s\",\"map_type\":\"%s\",\"pages\":%zu",
 		scenario_names[d->scenario], d->map_type, d->pages);
+	fprintf(f, ",\"translated\":%s", d->translated ? "true" : "false");
 	fprintf(f, ",\"peer_pages\":%lu,\"home_pages\":%lu,\"ram_pages\":%lu",
 		d->peer_pages, d->home_pages, d->ram_pages);
 	fprintf(f, ",\"migrations\":%llu,\"bytes\":%llu",

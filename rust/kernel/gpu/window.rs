@@ -16,7 +16,8 @@
 //! - A window in use is never unmapped or moved. If the room is taken by such windows, there is no
 //!   window for the chunk, which is not an error: the memory can be used without.
 //! - The BAR may be shared with others who map things there. When they leave no room, idle windows
-//!   go as well, and [`WindowPool::reclaim`] gives them room.
+//!   go as well, and then [`Hardware::make_room`] asks the others. [`WindowPool::reclaim`] gives
+//!   them room.
 //!
 //! Start at [`WindowPool::new`]. [`Hardware`] is what a driver has to supply. For each chunk it
 //! asks [`WindowPool::window`] for a [`Window`] once, and [`WindowPool::acquire`] for the right to
@@ -100,6 +101,13 @@ pub trait Hardware: Send + Sync {
     /// When this is called, nothing is mapped there. [`ENOSPC`] means that others who use the BAR
     /// have left no room: the pool then unmaps idle windows, one at a time, and tries again.
     fn map(&self, chunk: &Self::Chunk, position: u64, size: u64) -> Result<Self::Mapping>;
+
+    /// Lets others who use the BAR give something up, because [`map`](Self::map) has found no room
+    /// for a chunk and no window is idle any more. Returns whether they did. May sleep.
+    fn make_room(&self, chunk: &Self::Chunk) -> bool {
+        let _ = chunk;
+        false
+    }
 
     /// Returns where in the BAR a mapping is that was asked for at `position`.
     ///
@@ -505,9 +513,9 @@ impl<H: Hardware> WindowPool<H> {
             };
 
             match self.map(state, window, place) {
-                // Each turn unmaps a window, so this ends.
+                // Each turn something is unmapped, so this ends.
                 Err(e) if e == ENOSPC => {
-                    if !state.reclaim() {
+                    if !state.reclaim() && !self.hw.make_room(&window.chunk) {
                         return Ok(None);
                     }
                 }

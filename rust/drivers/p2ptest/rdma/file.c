@@ -99,7 +99,7 @@ static long rdma_reg(struct file *file, void __user *uarg)
 		return -EFAULT;
 	if (arg.flags & ~(P2PTEST_RDMA_MR_WRITE | P2PTEST_RDMA_MR_ODP |
 			  P2PTEST_RDMA_MR_ATOMIC | P2PTEST_RDMA_MR_IMPLICIT |
-			  P2PTEST_RDMA_MR_WINDOWS))
+			  P2PTEST_RDMA_MR_WINDOWS | P2PTEST_RDMA_MR_HUGETLB))
 		return -EINVAL;
 
 	mr = rdma_mr_create(dev, file, arg.addr, arg.len, arg.flags);
@@ -262,7 +262,7 @@ static unsigned long rdma_describe(struct rdma_mr *mr, unsigned long addr,
 				   struct p2ptest_rdma_page *pages, u64 *mapped)
 {
 	struct rdma_part *part = rdma_mr_part(mr, addr, false);
-	unsigned long i, idx;
+	unsigned long i;
 
 	*mapped = 0;
 	if (!part) {
@@ -270,8 +270,7 @@ static unsigned long rdma_describe(struct rdma_mr *mr, unsigned long addr,
 		return 1;
 	}
 
-	idx = (addr - part->start) >> PAGE_SHIFT;
-	nr = min(nr, part->nr - idx);
+	nr = min(nr, (rdma_part_end(part) - addr) >> PAGE_SHIFT);
 	if (part->odp) {
 		mutex_lock(&part->odp->umem_mutex);
 		if (hold)
@@ -281,7 +280,7 @@ static unsigned long rdma_describe(struct rdma_mr *mr, unsigned long addr,
 		*mapped = part->nr;
 	}
 	for (i = 0; i < nr; i++)
-		rdma_part_describe(part, idx + i, &pages[i]);
+		rdma_part_describe(part, addr + (i << PAGE_SHIFT), &pages[i]);
 	if (part->odp)
 		mutex_unlock(&part->odp->umem_mutex);
 	return nr;

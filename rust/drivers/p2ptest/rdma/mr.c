@@ -32,7 +32,7 @@
 static unsigned long part_index(const struct rdma_part *part,
 				unsigned long addr)
 {
-	return (addr - part->start) >> PAGE_SHIFT;
+	return (addr - part->start) >> part->shift;
 }
 
 static bool part_invalidate(struct mmu_interval_notifier *mni,
@@ -55,8 +55,9 @@ static bool part_invalidate(struct mmu_interval_notifier *mni,
 		goto out;
 
 	part = odp->private;
-	start = max(part->start, range->start);
-	end = min(rdma_part_end(part), range->end);
+	/* A page goes as a whole. */
+	start = ALIGN_DOWN(max(part->start, range->start), BIT(part->shift));
+	end = ALIGN(min(rdma_part_end(part), range->end), BIT(part->shift));
 	for (idx = part_index(part, start); idx < part_index(part, end); idx++) {
 		used |= part->mtt[idx];
 		WRITE_ONCE(part->mtt[idx], 0);
@@ -130,7 +131,8 @@ static int part_dma(struct rdma_part *part, unsigned long addr, void *buf,
 	mutex_lock(&edu->lock);
 	mtt = READ_ONCE(part->mtt[part_index(part, addr)]);
 	if ((mtt & need) == need) {
-		addr = (mtt & PAGE_MASK) | offset_in_page(addr);
+		/* The address of a huge page need not be aligned like it. */
+		addr = (mtt & PAGE_MASK) + (addr & (BIT(part->shift) - 1));
 		if (write)
 			ret = edu_write(edu, addr, buf, len);
 		else
@@ -206,9 +208,10 @@ int rdma_mr_fault(struct rdma_mr *mr, unsigned long addr, unsigned long len,
 }
 
 /* Context: umem_mutex is held, if there is one. */
-void rdma_part_describe(struct rdma_part *part, unsigned long idx,
+void rdma_part_describe(struct rdma_part *part, unsigned long addr,
 			struct p2ptest_rdma_page *page)
 {
+	const unsigned long idx = part_index(part, addr);
 	unsigned long pfn = HMM_PFN_VALID | HMM_PFN_DMA_MAPPED;
 	const u64 mtt = part->mtt[idx];
 
@@ -237,13 +240,14 @@ void rdma_part_describe(struct rdma_part *part, unsigned long idx,
 		page->kind = P2PTEST_PAGE_HOST;
 }
 
-/* The page table has to be there before an invalidation can be. */
+/* The page table has to be there before a page is mapped. */
 static int part_init(struct rdma_part *part, struct p2ptest_rdma *dev,
-		     unsigned long start, unsigned long end)
+		     unsigned long start, unsigned long end, unsigned int shift)
 {
 	part->dev = dev;
 	part->start = start;
-	part->nr = (end - start) >> PAGE_SHIFT;
+	part->shift = shift;
+	part->nr = (end - start) >> shift;
 	part->mtt = kvcalloc(part->nr, sizeof(*part->mtt), GFP_KERNEL);
 	return part->mtt ? 0 : -ENOMEM;
 }
@@ -272,7 +276,7 @@ static struct rdma_part *part_create(struct rdma_mr *mr, unsigned long idx)
 	part = kzalloc_obj(*part);
 	if (!part)
 		return ERR_PTR(-ENOMEM);
-	ret = part_init(part, mr->dev, start, start + PART_SIZE);
+	ret = part_init(part, mr->dev, start, start + PART_SIZE, PAGE_SHIFT);
 	if (ret)
 		goto err_part;
 
@@ -322,7 +326,12 @@ static int mr_init_pinned(struct rdma_mr *mr, int access)
 			  (mr->flags & P2PTEST_RDMA_MR_WRITE ? MTT_WRITE : 0);
 	struct ib_block_iter iter;
 	unsigned long idx = 0;
+	int ret;
 
+	ret = part_init(&mr->part, mr->dev, mr->addr & PAGE_MASK,
+			PAGE_ALIGN(mr->addr + mr->len), PAGE_SHIFT);
+	if (ret)
+		return ret;
 	mr->umem = ib_umem_get_va(&mr->dev->ibdev, mr->addr, mr->len, access);
 	if (IS_ERR(mr->umem))
 		return PTR_ERR(mr->umem);
@@ -342,7 +351,9 @@ static int mr_init_odp(struct rdma_mr *mr, int access)
 	if (IS_ERR(odp))
 		return PTR_ERR(odp);
 	part_set_odp(&mr->part, odp);
-	return 0;
+	/* The core knows best how large huge pages are. */
+	return part_init(&mr->part, mr->dev, ib_umem_start(odp),
+			 ib_umem_end(odp), odp->page_shift);
 }
 
 static int mr_init_implicit(struct rdma_mr *mr, int access)
@@ -365,6 +376,8 @@ static int mr_access(struct rdma_mr *mr, u32 flags)
 		access |= IB_ACCESS_MW_BIND;
 	if (flags & P2PTEST_RDMA_MR_ODP)
 		access |= IB_ACCESS_ON_DEMAND;
+	if (flags & P2PTEST_RDMA_MR_HUGETLB)
+		access |= IB_ACCESS_HUGETLB;
 	ret = ib_check_mr_access(&mr->dev->ibdev, access);
 	return ret ?: access;
 }
@@ -390,18 +403,12 @@ int rdma_mr_rereg(struct rdma_mr *mr, u32 flags)
 static int mr_init(struct rdma_mr *mr)
 {
 	int access = mr_access(mr, mr->flags);
-	int ret;
 
 	if (access < 0)
 		return access;
 
 	if (mr->flags & P2PTEST_RDMA_MR_IMPLICIT)
 		return mr_init_implicit(mr, access);
-
-	ret = part_init(&mr->part, mr->dev, mr->addr & PAGE_MASK,
-			PAGE_ALIGN(mr->addr + mr->len));
-	if (ret)
-		return ret;
 	if (mr->flags & P2PTEST_RDMA_MR_ODP)
 		return mr_init_odp(mr, access);
 	return mr_init_pinned(mr, access);
@@ -446,7 +453,8 @@ struct rdma_mr *rdma_mr_create(struct p2ptest_rdma *dev, struct file *file,
 	if (!len || check_add_overflow(addr, len, &end) ||
 	    PAGE_ALIGN(end) < end)
 		return ERR_PTR(-EINVAL);
-	if (implicit && !(flags & P2PTEST_RDMA_MR_ODP))
+	if (flags & (P2PTEST_RDMA_MR_IMPLICIT | P2PTEST_RDMA_MR_HUGETLB) &&
+	    !(flags & P2PTEST_RDMA_MR_ODP))
 		return ERR_PTR(-EINVAL);
 	if (len > (implicit ? MAX_IMPLICIT : MAX_LEN))
 		return ERR_PTR(-E2BIG);

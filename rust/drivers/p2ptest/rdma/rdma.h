@@ -91,7 +91,8 @@ struct p2ptest_rdma {
  * @dev: the device
  * @odp: pages, if there is on-demand paging
  * @start: first address
- * @nr: number of pages
+ * @shift: of the size of a page of the page table
+ * @nr: number of these pages
  * @mtt: the page table, @nr entries. Written under umem_mutex of @odp, and read
  *	under edu.lock.
  */
@@ -99,6 +100,7 @@ struct rdma_part {
 	struct p2ptest_rdma *dev;
 	struct ib_umem_odp *odp;
 	unsigned long start;
+	unsigned int shift;
 	unsigned long nr;
 	u64 *mtt;
 };
@@ -144,13 +146,13 @@ int rdma_mr_fault(struct rdma_mr *mr, unsigned long addr, unsigned long len,
 		  bool write, bool fault);
 int rdma_mr_copy(struct rdma_mr *mr, unsigned long addr, unsigned long end,
 		 void *buf, size_t len, bool write, u32 *faults);
-void rdma_part_describe(struct rdma_part *part, unsigned long idx,
+void rdma_part_describe(struct rdma_part *part, unsigned long addr,
 			struct p2ptest_rdma_page *page);
 
 /* Where @part ends. */
 static inline unsigned long rdma_part_end(const struct rdma_part *part)
 {
-	return part->start + (part->nr << PAGE_SHIFT);
+	return part->start + (part->nr << part->shift);
 }
 
 /* file.c */

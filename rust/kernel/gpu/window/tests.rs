@@ -31,6 +31,8 @@ pub(super) struct Bar {
     pub(super) overlap: Atomic<u32>,
     /// How many mappings others leave room for.
     pub(super) room: Atomic<u32>,
+    /// How many mappings more they leave room for when they are asked to, one at a time.
+    pub(super) spare: Atomic<u32>,
     /// Added to positions, as by hardware that chooses them itself.
     pub(super) skew: Atomic<u64>,
 }
@@ -44,6 +46,7 @@ impl Bar {
                 fail: Atomic::new(0),
                 overlap: Atomic::new(0),
                 room: Atomic::new(u32::MAX),
+                spare: Atomic::new(0),
                 skew: Atomic::new(0),
             }),
             GFP_KERNEL,
@@ -98,6 +101,16 @@ impl Hardware for Mock {
             bar: self.bar.clone(),
             position,
         })
+    }
+
+    fn make_room(&self, _chunk: &Placement) -> bool {
+        let spare = self.bar.spare.load(Relaxed);
+
+        if spare > 0 {
+            self.bar.spare.store(spare - 1, Relaxed);
+            self.bar.room.add(1, Relaxed);
+        }
+        spare > 0
     }
 
     fn located(&self, _mapping: &MockMapping, position: u64) -> u64 {

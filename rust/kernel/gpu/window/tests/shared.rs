@@ -128,6 +128,31 @@ mod suite {
     }
 
     #[test]
+    fn others_make_room_once_no_window_is_idle() -> Result {
+        let (pool, bar) = pool(0..4 * CHUNK)?;
+        let windows = windows(&pool, 4, CHUNK)?;
+        let mut held = KVec::new();
+
+        held.push(pool.acquire(&windows[0])?, GFP_KERNEL)?;
+        drop(pool.acquire(&windows[1])?);
+        bar.room.store(2, Relaxed);
+        bar.spare.store(1, Relaxed);
+
+        // The idle one goes first, and that is enough.
+        held.push(pool.acquire(&windows[2])?, GFP_KERNEL)?;
+        assert_eq!(windows[1].position(), None);
+        assert_eq!(bar.spare.load(Relaxed), 1);
+
+        held.push(pool.acquire(&windows[1])?, GFP_KERNEL)?;
+        assert_eq!(bar.spare.load(Relaxed), 0);
+        assert_eq!(pool.usage(), Usage { used: 3, idle: 0 });
+
+        assert!(pool.acquire(&windows[3])?.is_none());
+        assert_eq!(pool.usage(), Usage { used: 3, idle: 0 });
+        Ok(())
+    }
+
+    #[test]
     fn reclaim_takes_only_idle_windows() -> Result {
         let (pool, bar) = pool(0..4 * CHUNK)?;
         let windows = windows(&pool, 3, CHUNK)?;
