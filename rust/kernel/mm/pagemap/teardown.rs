@@ -36,16 +36,21 @@ use crate::{
 const PROT_READ_WRITE: usize = 3;
 const MAP_PRIVATE_ANONYMOUS: usize = 0x22;
 
-/// What the page holds.
+/// What the first page holds. The next one holds one more.
 const CONTENT: u8 = 0xa5;
+
+/// As many pages as a test has at most.
+const MAX_PAGES: usize = 2;
 
 /// When things happened for the last time: 1 is the first of them, 0 is never.
 struct Log {
     now: Atomic<u32>,
     invalidated: Atomic<u32>,
-    copied: Atomic<u32>,
+    copied: [Atomic<u32>; MAX_PAGES],
     freed: Atomic<u32>,
     unregistered: Atomic<u32>,
+    /// Whether a page could be taken again before the driver was told that it is free.
+    taken_early: Atomic<bool>,
     /// Whether the pagemap was there when the data of the driver went.
     pagemap_left: Atomic<bool>,
 }
@@ -56,9 +61,10 @@ impl Log {
             Self {
                 now: Atomic::new(0),
                 invalidated: Atomic::new(0),
-                copied: Atomic::new(0),
+                copied: [Atomic::new(0), Atomic::new(0)],
                 freed: Atomic::new(0),
                 unregistered: Atomic::new(0),
+                taken_early: Atomic::new(false),
                 pagemap_left: Atomic::new(false),
             },
             GFP_KERNEL,
@@ -102,21 +108,40 @@ unsafe impl crate::mm::notifier::Ops for Client {
 /// A driver whose memory is one byte for each page.
 struct Driver {
     log: Arc<Log>,
-    content: Atomic<u32>,
+    content: [Atomic<u32>; MAX_PAGES],
     pfn: Atomic<usize>,
+    /// Address of the pagemap.
+    map: Atomic<usize>,
+    /// Address of a folio that somebody has locked until the second page moves, or 0.
+    locked: Atomic<usize>,
 }
 
 #[vtable]
 // SAFETY: There are no aliases.
 unsafe impl Ops for Driver {
-    fn copy_to_host(&self, _first: usize, dst: &mut HostFolio) -> Result {
-        let byte = self.content.load(Relaxed) as u8;
+    fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result {
+        let byte = self.content[first].load(Relaxed) as u8;
 
-        self.log.note(&self.log.copied);
+        self.log.note(&self.log.copied[first]);
+        if first == 1 {
+            let locked = self.locked.xchg(0, Relaxed);
+
+            if locked != 0 {
+                // SAFETY: The test took the lock, and the folio is in use until it has moved.
+                unsafe { bindings::folio_unlock(locked as *mut bindings::folio) };
+            }
+        }
         dst.with_page(0, |bytes| bytes.fill(byte)).ok_or(EINVAL)
     }
 
-    fn folio_free(&self, _first: usize, _order: u32) {
+    fn folio_free(&self, first: usize, _order: u32) {
+        // SAFETY: The test stored the address, and the pagemap exists as long as there are
+        // callbacks.
+        let map = unsafe { &*(self.map.load(Relaxed) as *const PageMap<'_, Self>) };
+
+        if map.in_use.lock().list(first..first + 1, &mut [0]) == 0 {
+            self.log.taken_early.store(true, Relaxed);
+        }
         self.log.note(&self.log.freed);
     }
 
@@ -138,98 +163,138 @@ impl Drop for Driver {
     }
 }
 
+/// Has a process with `nr` pages, all of them in device memory, and gives `test` the pagemap to
+/// drop. The process must not notice.
+fn process_in_device_memory(
+    nr: usize,
+    log: &Arc<Log>,
+    test: impl FnOnce(Pin<KBox<PageMap<'_, Driver>>>) -> Result,
+) -> Result {
+    // SAFETY: Called in the context of a KUnit test, which ends what it begins.
+    to_result(unsafe { bindings::kunit_attach_mm() })?;
+
+    // SAFETY: No file is involved.
+    let start = unsafe {
+        bindings::vm_mmap(
+            core::ptr::null_mut(),
+            0,
+            nr * PAGE_SIZE,
+            PROT_READ_WRITE,
+            MAP_PRIVATE_ANONYMOUS,
+            0,
+        )
+    };
+    let range = start..start.checked_add(nr * PAGE_SIZE).ok_or(ENOMEM)?;
+    let user = |page| UserSlice::new(UserPtr::from_addr(start + page * PAGE_SIZE), 1);
+    for page in 0..nr {
+        user(page).writer().write(&(CONTENT + page as u8))?;
+    }
+
+    let task = current!();
+    let mm = task.mm().ok_or(EINVAL)?;
+    let told = log.clone();
+    let client = Arc::pin_init(
+        IntervalNotifier::new(
+            mm,
+            range.clone(),
+            pin_init!(Client {
+                lock <- new_mutex!(()),
+                log: told,
+            }),
+        ),
+        GFP_KERNEL,
+    )?;
+    let registration = faux::Registration::new(c"rust_mm_pagemap", None)?;
+    let device: &faux::Device<Bound> = registration.as_ref();
+    let driver = Driver {
+        log: log.clone(),
+        content: [Atomic::new(0), Atomic::new(0)],
+        pfn: Atomic::new(0),
+        map: Atomic::new(0),
+        locked: Atomic::new(0),
+    };
+    let map = KBox::pin_init(
+        // SAFETY: It is dropped by `test`, or when this returns, before `registration` is.
+        unsafe {
+            PageMap::<'_, Driver>::new(
+                device.as_ref(),
+                c"rust_mm_pagemap",
+                PMD_PAGES * PAGE_SIZE,
+                Ok::<_, Error>(driver),
+            )
+        },
+        GFP_KERNEL,
+    )?;
+    map.pfn.store(map.pfn(0), Relaxed);
+    map.map.store(core::ptr::from_ref(&*map).addr(), Relaxed);
+
+    {
+        let mmap = mm.mmap_read_lock();
+        let (migration, _) = Migration::to_device(&map, &mmap, range.start, range.end)?;
+        let copied = migration.copy(|source| {
+            let byte = source.with_page(0, |bytes| bytes.map_or(0, |bytes| bytes[0]));
+
+            if let Some(folio) = map.alloc_in(0..PMD_PAGES, 0) {
+                map.content[folio.first()].store(byte.unwrap_or(0).into(), Relaxed);
+                let _ = source.migrate_to(folio);
+            }
+        });
+        assert_eq!(copied.pages().nr_moved(), nr);
+    }
+    assert_eq!(map.nr_in_use(), nr);
+    assert_eq!(log.freed.load(Relaxed), 0);
+
+    test(map)?;
+
+    assert!(!log.taken_early.load(Relaxed));
+    assert!(!log.pagemap_left.load(Relaxed));
+    for page in 0..nr {
+        assert_eq!(user(page).reader().read::<u8>()?, CONTENT + page as u8);
+    }
+    drop(client);
+    Ok(())
+}
+
 #[macros::kunit_tests(rust_mm_pagemap_teardown)]
 mod suite {
     use super::*;
 
     #[test]
     fn order_of_teardown() -> Result {
-        // SAFETY: Called in the context of a KUnit test, which ends what it begins.
-        to_result(unsafe { bindings::kunit_attach_mm() })?;
-
-        // SAFETY: No file is involved.
-        let start = unsafe {
-            bindings::vm_mmap(
-                core::ptr::null_mut(),
-                0,
-                PAGE_SIZE,
-                PROT_READ_WRITE,
-                MAP_PRIVATE_ANONYMOUS,
-                0,
-            )
-        };
-        let range = start..start.checked_add(PAGE_SIZE).ok_or(ENOMEM)?;
-        let user = UserPtr::from_addr(start);
-        UserSlice::new(user, 1).writer().write(&CONTENT)?;
-
-        let task = current!();
-        let mm = task.mm().ok_or(EINVAL)?;
         let log = Log::new()?;
-        let told = log.clone();
-        let client = Arc::pin_init(
-            IntervalNotifier::new(
-                mm,
-                range.clone(),
-                pin_init!(Client {
-                    lock <- new_mutex!(()),
-                    log: told,
-                }),
-            ),
-            GFP_KERNEL,
-        )?;
-        let registration = faux::Registration::new(c"rust_mm_pagemap", None)?;
-        let device: &faux::Device<Bound> = registration.as_ref();
-        let driver = Driver {
-            log: log.clone(),
-            content: Atomic::new(0),
-            pfn: Atomic::new(0),
-        };
-        let map = KBox::pin_init(
-            // SAFETY: It is dropped below, or when this returns, before `registration` is.
-            unsafe {
-                PageMap::<'_, Driver>::new(
-                    device.as_ref(),
-                    c"rust_mm_pagemap",
-                    PMD_PAGES * PAGE_SIZE,
-                    Ok::<_, Error>(driver),
-                )
-            },
-            GFP_KERNEL,
-        )?;
-        map.pfn.store(map.pfn(0), Relaxed);
 
-        {
-            let mmap = mm.mmap_read_lock();
-            let (migration, _) = Migration::to_device(&map, &mmap, range.start, range.end)?;
-            let copied = migration.copy(|source| {
-                let byte = source.with_page(0, |bytes| bytes.map_or(0, |bytes| bytes[0]));
+        process_in_device_memory(1, &log, |map| {
+            let before = log.now.load(Relaxed);
+            drop(map);
 
-                map.content.store(byte.unwrap_or(0).into(), Relaxed);
-                if let Some(folio) = map.alloc_in(0..PMD_PAGES, 0) {
-                    let _ = source.migrate_to(folio);
-                }
-            });
-            assert_eq!(copied.pages().nr_moved(), 1);
-        }
-        assert_eq!(map.nr_in_use(), 1);
-        assert_eq!(log.freed.load(Relaxed), 0);
+            let invalidated = log.invalidated.load(Relaxed);
+            let copied = log.copied[0].load(Relaxed);
+            let freed = log.freed.load(Relaxed);
+            let unregistered = log.unregistered.load(Relaxed);
+            assert!(before < invalidated);
+            assert!(invalidated < copied);
+            assert!(copied < freed);
+            assert!(freed < unregistered);
+            Ok(())
+        })
+    }
 
-        let before = log.now.load(Relaxed);
-        drop(map);
+    /// What somebody has locked, as a fault does, moves later, and is not left behind.
+    #[test]
+    fn pages_in_use_move_later() -> Result {
+        let log = Log::new()?;
 
-        let invalidated = log.invalidated.load(Relaxed);
-        let copied = log.copied.load(Relaxed);
-        let freed = log.freed.load(Relaxed);
-        let unregistered = log.unregistered.load(Relaxed);
-        assert!(before < invalidated);
-        assert!(invalidated < copied);
-        assert!(copied < freed);
-        assert!(freed < unregistered);
-        assert!(!log.pagemap_left.load(Relaxed));
+        process_in_device_memory(2, &log, |map| {
+            // SAFETY: The page is in use: the process has it.
+            let folio = unsafe { bindings::page_folio(map.page(0)) };
+            // SAFETY: As above.
+            assert!(unsafe { bindings::folio_trylock(folio) });
+            map.locked.store(folio.addr(), Relaxed);
+            drop(map);
 
-        // The process does not notice.
-        assert_eq!(UserSlice::new(user, 1).reader().read::<u8>()?, CONTENT);
-        drop(client);
-        Ok(())
+            let [first, second] = [0, 1].map(|page| log.copied[page].load(Relaxed));
+            assert!(second < first);
+            Ok(())
+        })
     }
 }
