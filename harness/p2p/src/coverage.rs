@@ -73,6 +73,14 @@ pub struct Unreached {
     reason: String,
 }
 
+impl Unreached {
+    fn is_of(&self, file: &str) -> bool {
+        file == self.file
+            || self.file.is_empty()
+            || (self.file.ends_with('/') && file.starts_with(self.file.as_str()))
+    }
+}
+
 impl Settings {
     fn read(root: &Path) -> Result<Self> {
         let file = root.join("qemu/coverage.toml");

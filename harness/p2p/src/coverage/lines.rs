@@ -67,6 +67,8 @@ impl Lines {
 #[derive(Debug, Serialize)]
 pub struct Summary {
     files: Vec<File>,
+    /// Reasons that nothing needs.
+    needless: Vec<String>,
 }
 
 /// What they reach of a file.
@@ -145,7 +147,11 @@ impl Summary {
                 reason: None,
             });
         }
-        Ok(Self { files: summary })
+        let needless = needless(reasons, &summary);
+        Ok(Self {
+            files: summary,
+            needless,
+        })
     }
 
     /// Whether there is a reason for everything that is not reached.
@@ -201,6 +207,12 @@ impl Summary {
             text.push_str("\nFiles that are not in the kernel that counts, by reason.\n");
             text.push_str(&listing(&absent));
         }
+        if !self.needless.is_empty() {
+            text.push_str("\nReasons that nothing needed this time:\n\n");
+            for reason in &self.needless {
+                let _ = writeln!(text, "    {reason}");
+            }
+        }
         text
     }
 }
@@ -215,14 +227,30 @@ fn share(part: usize, whole: usize) -> String {
 /// The reason for a line, or for a whole file.
 fn reason(reasons: &[Unreached], file: &str, line: Option<&str>) -> Option<String> {
     let found = reasons.iter().find(|reason| {
-        let here = file == reason.file
-            || reason.file.is_empty()
-            || (reason.file.ends_with('/') && file.starts_with(reason.file.as_str()));
         let whole = reason.lines.is_empty();
-        here && (whole
-            || line.is_some_and(|line| reason.lines.iter().any(|part| line.contains(part))))
+        reason.is_of(file)
+            && (whole
+                || line.is_some_and(|line| reason.lines.iter().any(|part| line.contains(part))))
     });
     found.map(|reason| reason.reason.clone())
+}
+
+/// Reasons for lines that are all reached, or are gone. Some are for what rarely happens, and
+/// needed at another time.
+fn needless(reasons: &[Unreached], files: &[File]) -> Vec<String> {
+    let is_missed = |reason: &Unreached, part: &str| {
+        files.iter().any(|file| {
+            reason.is_of(&file.file) && file.unreached.iter().any(|line| line.text.contains(part))
+        })
+    };
+    let mut needless = Vec::new();
+    for reason in reasons {
+        let parts = reason.lines.iter();
+        for part in parts.filter(|part| !is_missed(reason, part)) {
+            needless.push(format!("{}: {part:?}: {}", reason.file, reason.reason));
+        }
+    }
+    needless
 }
 
 /// A listing for people: the lines that are not reached, by reason.

@@ -103,3 +103,15 @@ fn each_line_wants_a_reason() {
     assert!(summary(&[because("", "return g"), file()]).is_explained());
     assert!(summary(&[because("mm/", "")]).is_explained());
 }
+
+#[test]
+fn reasons_that_nothing_needs_are_told() {
+    let file = || because("mm/b.c", "");
+    let needed = summary(&[because("mm/a.c", "return g"), file()]).tables();
+    assert!(!needed.contains("nothing needed"), "{needed}");
+    let needless = summary(&[because("mm/a.c", "h("), file()]).tables();
+    assert!(
+        needless.contains("    mm/a.c: \"h(\": because\n"),
+        "{needless}"
+    );
+}
