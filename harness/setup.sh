@@ -136,9 +136,14 @@ fi
 
 mkdir -p "$root/build/tmp" "$cache"
 
+# The model of a ConnectX is for tests; without them only the tool is needed.
+what=--workspace
+[ -z "${1-}" ] || what='--package p2p'
+
 # Explicit paths: a rustup's proxies may come first in PATH.
+# shellcheck disable=SC2086
 CARGO_HOME=$cache/cargo RUSTC=$bin/rustc RUSTDOC=$bin/rustdoc \
-	"$bin/cargo" build --quiet --locked \
+	"$bin/cargo" build --quiet --locked $what \
 	--manifest-path "$root/harness/Cargo.toml" \
 	--target-dir "$root/build/harness" ||
 	die "the tool could not be built. Its libraries come from the network the first time."

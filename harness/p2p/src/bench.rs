@@ -18,7 +18,7 @@ use crate::outcome::Verdict;
 use crate::paths::Paths;
 use crate::plan::Only;
 use crate::proc::quote;
-use crate::topology::{Machine, Topologies};
+use crate::topology::{Kind, Machine, Topologies};
 use crate::ui::Ui;
 use crate::vm::{Boot, Booter};
 
@@ -148,6 +148,8 @@ impl Bench<'_> {
                 name: &name,
                 kernel: &kernel,
                 topology,
+                kind: Kind::Counting,
+                connectx: &[],
                 append: &[],
                 icount: Some(&self.settings.icount),
                 coverage: false,

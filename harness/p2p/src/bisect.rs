@@ -27,7 +27,7 @@ use crate::logscan;
 use crate::paths::{Paths, digest};
 use crate::plan::Only;
 use crate::proc::{self, interrupted, shown, tail};
-use crate::topology::Topologies;
+use crate::topology::{Kind, Topologies};
 use crate::vm::{Boot, Booter, indent};
 
 /// Beginnings of what no kernel is made of, other than sources and options.
@@ -471,6 +471,8 @@ impl Stepper<'_> {
                     dir: self.output.to_owned(),
                 },
                 topology: self.bisect.topologies.get(topology)?,
+                kind: Kind::Counting,
+                connectx: &[],
                 append: &[],
                 icount: None,
                 coverage: false,

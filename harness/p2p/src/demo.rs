@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::kernel::Built;
 use crate::proc::quote;
 use crate::report::Outcome;
-use crate::topology::{Scenario, Topology};
+use crate::topology::{Kind, Scenario, Topology};
 use crate::vm::{Boot, Booter, Ran};
 
 /// What p2p_demo writes of a scenario.
@@ -84,6 +84,8 @@ pub fn play(
             name,
             kernel,
             topology,
+            kind: Kind::Counting,
+            connectx: &[],
             append: &[],
             icount: None,
             coverage: false,

@@ -20,7 +20,8 @@ use crate::paths::Paths;
 use crate::proc::{quote, tail};
 use crate::report::Outcome;
 use crate::setup::rdma_core;
-use crate::topology::{Machine, Topologies, Topology};
+use crate::shell;
+use crate::topology::{Kind, Machine, Topologies, Topology};
 use crate::vm::{Boot, Booter, End, Ran};
 
 mod inputs;
@@ -29,9 +30,6 @@ mod inputs;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// Kernels, and those that jobs run on in their place.
-    #[serde(default)]
-    instead: BTreeMap<String, String>,
     #[serde(rename = "job")]
     jobs: Vec<Spec>,
     /// Jobs whose results must be the same.
@@ -46,6 +44,11 @@ pub struct Spec {
     pub name: String,
     pub topologies: Vec<String>,
     pub kernel: Option<String>,
+    #[serde(default)]
+    pub machine: Kind,
+    /// Added to the arguments of the model that is the NIC of a parallel machine.
+    #[serde(default)]
+    pub connectx: Vec<String>,
     #[serde(default)]
     pub scenarios: bool,
     /// Modules that are loaded first.
@@ -107,7 +110,11 @@ impl Plan {
     pub fn read(root: &Path) -> Result<Self> {
         let file = root.join("qemu/tests.toml");
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        toml::from_str(&text).with_context(|| file.display().to_string())
+        let plan: Self = toml::from_str(&text).with_context(|| file.display().to_string())?;
+        for spec in &plan.jobs {
+            spec.check().with_context(|| file.display().to_string())?;
+        }
+        Ok(plan)
     }
 
     /// All jobs in all of their topologies. Those that may take long come first, so that
@@ -125,7 +132,7 @@ impl Plan {
                 let kernel = spec.kernel.as_ref().unwrap_or(&topology.kernel);
                 jobs.push(Job {
                     name: format!("{}/{}", spec.name, topology.name),
-                    kernel: self.instead.get(kernel).unwrap_or(kernel).clone(),
+                    kernel: kernel.clone(),
                     topology,
                     spec: spec.clone(),
                 });
@@ -133,6 +140,24 @@ impl Plan {
         }
         jobs.sort_by_key(|job| Reverse(job.spec.limit));
         Ok(jobs)
+    }
+}
+
+impl Spec {
+    fn check(&self) -> Result<()> {
+        let name = &self.name;
+        match self.machine {
+            Kind::Parallel if self.scenarios => {
+                bail!("job {name}: the NIC of scenarios is edu, which parallel machines lack")
+            }
+            Kind::Parallel if self.icount.is_some() => {
+                bail!("job {name}: icount is of counting machines only")
+            }
+            Kind::Counting if !self.connectx.is_empty() => {
+                bail!("job {name}: connectx is of parallel machines only")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -167,6 +192,28 @@ impl<'a> Job<'a> {
     /// Whether it runs rdma-core's own tests.
     pub fn needs_rdma_core(&self) -> bool {
         !self.spec.pyverbs.is_empty()
+    }
+
+    /// Whether its machine is a parallel one.
+    pub fn is_parallel(&self) -> bool {
+        self.spec.machine == Kind::Parallel
+    }
+
+    /// A shell in its machine, with its modules loaded.
+    pub fn shell(&self, booter: &Booter<'_>, paths: &Paths) -> Result<()> {
+        let boot = Boot {
+            name: "shell",
+            kernel: &Built::at(paths, &self.kernel),
+            topology: self.topology,
+            kind: self.spec.machine,
+            connectx: &self.spec.connectx,
+            append: &self.append(booter.machine),
+            icount: self.spec.icount.as_deref(),
+            coverage: false,
+            job: booter.load(&self.spec.load, self.topology),
+            limit: Duration::MAX,
+        };
+        shell::run(booter, &boot)
     }
 
     /// Boots it and gives its results.
@@ -208,7 +255,11 @@ impl<'a> Job<'a> {
 
     /// What it adds to the kernel's command line.
     fn append(&self, machine: &Machine) -> Vec<String> {
-        let mut append = [&machine.append_for_tests[..], &self.spec.append].concat();
+        let for_tests = match self.spec.machine {
+            Kind::Counting => &machine.counting.append_for_tests[..],
+            Kind::Parallel => &[],
+        };
+        let mut append = [for_tests, &self.spec.append].concat();
         if let Some(filter) = &self.spec.kunit {
             append.push("kunit.enable=1".to_owned());
             if filter != "*" {
@@ -268,6 +319,8 @@ impl<'a> Job<'a> {
                 name: &self.name,
                 kernel,
                 topology: self.topology,
+                kind: self.spec.machine,
+                connectx: &self.spec.connectx,
                 append: &append,
                 icount: self.spec.icount.as_deref(),
                 coverage: self.spec.coverage,
@@ -344,15 +397,19 @@ fn log_name(program: &str) -> String {
 }
 
 /// What came of a job's machine itself.
-pub fn of_machine(job: &str, ran: &Ran, allowed: &[String], paths: &Paths) -> [Outcome; 2] {
+pub fn of_machine(job: &str, ran: &Ran, allowed: &[String], paths: &Paths) -> Vec<Outcome> {
     let trouble = ran.trouble().map(|trouble| {
         let log = paths.short(&ran.dir.join("console.log"));
         format!("{trouble}\nThe whole log: {log}")
     });
-    [
+    let mut outcomes = vec![
         Outcome::unless(job, "the machine ends well", trouble),
         Outcome::unless(job, "a quiet kernel log", loud(ran, allowed)),
-    ]
+    ];
+    if let Some(complaint) = &ran.witness {
+        outcomes.push(Outcome::unless(job, "the NIC's witness", complaint.clone()));
+    }
+    outcomes
 }
 
 fn loud(ran: &Ran, allowed: &[String]) -> Option<String> {

@@ -1,6 +1,6 @@
 //! What packages of the distribution do not give, or not where it is needed:
-//! bindgen, virtme-ng, the base kernel's source, and rdma-core's own tests. All
-//! of it goes to the cache, once.
+//! bindgen, virtme-ng, the base kernel's source, a recent QEMU, and rdma-core's own
+//! tests. All of it goes to the cache, once.
 
 use std::env;
 use std::ffi::OsString;
@@ -8,12 +8,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Error, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow};
 
 use crate::paths::Paths;
-use crate::proc::{capture, output, tail};
-use crate::ui::Ui;
+use crate::proc::capture;
+use crate::ui::{Step, Ui};
+use apt::Apt;
 
+mod apt;
+pub mod qemu;
 pub mod rdma_core;
 
 const BINDGEN: &str = "0.72.1";
@@ -23,7 +26,6 @@ const VIRTME_NG: &str = "1.42";
 const BASE_PACKAGE: &str = "linux-source-7.3";
 const BASE_VERSION: &str = "7.3~rc7";
 const BASE_SUITES: [&str; 2] = ["experimental", "sid"];
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Programs that [`tools`] has made sure of.
 pub struct Tools {
@@ -144,66 +146,13 @@ pub fn base(paths: &Paths, ui: &Ui) -> Result<Base> {
     Ok(base)
 }
 
-fn download(dir: &Path, step: &crate::ui::Step<'_>) -> Result<()> {
-    let archive = debian_archive()?;
-    let apt = fresh(&dir.join("apt"))?;
-    for sub in ["lists/partial", "cache/archives/partial"] {
-        fs::create_dir_all(apt.join(sub))?;
-    }
-    let sources: String = BASE_SUITES
-        .iter()
-        .map(|suite| format!("deb [signed-by={KEYRING}] {archive} {suite} main\n"))
-        .collect();
-    fs::write(apt.join("sources.list"), sources)?;
-    let apt_get = || {
-        let mut command = Command::new("apt-get");
-        command.arg("-q").current_dir(&apt);
-        let options = [
-            ("Dir::Etc::sourcelist", apt.join("sources.list")),
-            ("Dir::Etc::sourceparts", PathBuf::from("/dev/null")),
-            ("Dir::Etc::preferences", PathBuf::from("/dev/null")),
-            ("Dir::Etc::preferencesparts", PathBuf::from("/dev/null")),
-            ("Dir::State::Lists", apt.join("lists")),
-            ("Dir::Cache", apt.join("cache")),
-        ];
-        for (name, value) in options {
-            command.arg("-o").arg(format!("{name}={}", value.display()));
-        }
-        // The archive is read by us, in directories that are ours.
-        command.args(["-o", "APT::Sandbox::User=root"]);
-        command.args(["-o", "Acquire::Languages=none", "-o", "Acquire::Retries=3"]);
-        command
-    };
-    let (status, _, err) = output(apt_get().arg("update"))?;
-    if !status.success() || err.contains("Failed to fetch") {
-        bail!("apt-get update: {}", tail(&err, 6));
-    }
+fn download(dir: &Path, step: &Step<'_>) -> Result<()> {
+    let apt = Apt::new(&dir.join("apt"), &BASE_SUITES)?;
     step.at("downloading 170 MB");
-    capture(apt_get().args(["download", BASE_PACKAGE]))?;
-    for entry in fs::read_dir(&apt)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|ext| ext == "deb") {
-            fs::rename(&path, dir.join(path.file_name().expect("it has a name")))?;
-        }
+    for deb in apt.get(&["download", BASE_PACKAGE])? {
+        fs::rename(&deb, dir.join(deb.file_name().expect("it has a name")))?;
     }
-    fs::remove_dir_all(&apt)?;
-    Ok(())
-}
-
-/// Where this machine gets Debian from, as apt itself knows.
-fn debian_archive() -> Result<String> {
-    let targets = capture(Command::new("apt-get").args([
-        "indextargets",
-        "--format",
-        "$(LABEL)|$(REPO_URI)",
-        "Created-By: Packages",
-    ]))
-    .context("this machine's apt cannot be asked")?;
-    targets
-        .lines()
-        .find_map(|line| line.strip_prefix("Debian|"))
-        .map(str::to_owned)
-        .context("this machine's apt knows no Debian archive")
+    apt.remove()
 }
 
 /// The newest base package in `dir`.

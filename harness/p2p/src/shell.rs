@@ -1,31 +1,16 @@
-//! A shell in a topology, for the bad day: the drivers' modules are in
-//! `$P2PTEST_MODDIR` of build/run/shell/job.sh.
-
-use std::time::Duration;
+//! A shell in a machine, for the bad day: of a topology with no module loaded, or of a
+//! job of the plan with its modules. All modules are in `$P2PTEST_MODDIR`.
 
 use anyhow::Result;
 
-use crate::kernel::Built;
-use crate::paths::Paths;
-use crate::topology::Topology;
 use crate::vm::{Boot, Booter};
 
 /// Boots with a shell on this terminal.
-pub fn run(booter: &Booter<'_>, paths: &Paths, topology: &Topology) -> Result<()> {
-    let kernel = Built::at(paths, &topology.kernel);
+pub fn run(booter: &Booter<'_>, boot: &Boot<'_>) -> Result<()> {
     booter.ui.say(format!(
         "modules: {}\nselftests: {}\nleave with `poweroff -f` or Ctrl-A X",
-        kernel.modules().display(),
-        kernel.selftests("p2pdma").display()
+        boot.kernel.modules().display(),
+        boot.kernel.selftests("p2pdma").display()
     ));
-    booter.shell(&Boot {
-        name: "shell",
-        kernel: &kernel,
-        topology,
-        append: &[],
-        icount: None,
-        coverage: false,
-        job: String::new(),
-        limit: Duration::MAX,
-    })
+    booter.shell(boot)
 }

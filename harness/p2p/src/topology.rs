@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use serde_json::json;
 
 use crate::outcome::Usage;
 
@@ -58,7 +59,7 @@ pub struct Gpu {
     pub vram: String,
 }
 
-/// An edu device.
+/// An edu device, or in a parallel machine a ConnectX.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nic {
@@ -90,18 +91,49 @@ pub struct Machine {
     pub memory: String,
     /// Number of CPUs.
     pub cpus: u32,
-    /// QEMU's `-icount`.
-    pub icount: String,
     /// QEMU's `-machine`, besides the type.
     pub properties: String,
     /// QEMU's `-global`, for devices that are not named in a topology.
     pub globals: Vec<String>,
+    /// What counting machines have besides.
+    pub counting: Counting,
+    /// What parallel machines have besides.
+    pub parallel: Parallel,
+    /// What modules are loaded with.
+    pub modules: BTreeMap<String, Since>,
+}
+
+/// Which of the two kinds a machine is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Its clock counts instructions and its CPUs take turns. The NIC is edu.
+    #[default]
+    Counting,
+    /// Its CPUs run side by side. The NIC is a model of a ConnectX, a process of its own.
+    Parallel,
+}
+
+/// The table `counting` of qemu/machine.toml.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counting {
+    /// QEMU's `-icount`.
+    pub icount: String,
     /// The kernel's command line.
     pub append: Vec<String>,
     /// Added to it for jobs of tests; the demo and the benchmark go without.
     pub append_for_tests: Vec<String>,
-    /// What modules are loaded with.
-    pub modules: BTreeMap<String, Since>,
+}
+
+/// The table `parallel` of qemu/machine.toml.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parallel {
+    /// QEMU's `-accel`.
+    pub accel: String,
+    /// The kernel's command line.
+    pub append: Vec<String>,
 }
 
 /// Parameters of a module that want a recent QEMU.
@@ -121,6 +153,46 @@ impl Machine {
         let here = here.map(|since| since.parameters.as_str());
         let there = topology.modules.get(module).map(String::as_str);
         Vec::from_iter(here.into_iter().chain(there)).join(" ")
+    }
+
+    /// The kernel's command line in a machine of this kind.
+    pub fn append(&self, kind: Kind) -> &[String] {
+        match kind {
+            Kind::Counting => &self.counting.append,
+            Kind::Parallel => &self.parallel.append,
+        }
+    }
+
+    /// QEMU's arguments for a kind of machine in a topology; `icount`, if not this
+    /// machine's. Files are named relative to QEMU's directory.
+    pub fn qemu(&self, kind: Kind, icount: Option<&str>, topology: &Topology) -> Vec<String> {
+        let mut args = Vec::new();
+        let mut add = |option: &str, value: String| {
+            args.extend([option.to_owned(), value]);
+        };
+        match kind {
+            Kind::Counting => {
+                let icount = icount.unwrap_or(&self.counting.icount);
+                add("-icount", icount.to_owned());
+            }
+            Kind::Parallel => {
+                add("-accel", self.parallel.accel.clone());
+                // QEMU hands this file to the model, which reads and writes it as a NIC
+                // reads and writes memory.
+                let memory = &self.memory;
+                add(
+                    "-object",
+                    format!("memory-backend-memfd,id=ram,share=on,size={memory}"),
+                );
+                add("-machine", "memory-backend=ram".to_owned());
+            }
+        }
+        add("-machine", self.properties.clone());
+        for global in &self.globals {
+            add("-global", global.clone());
+        }
+        args.extend(topology.qemu(kind));
+        args
     }
 }
 
@@ -216,17 +288,23 @@ impl Topology {
         Ok(())
     }
 
-    /// QEMU's arguments. Files are named relative to QEMU's directory.
-    pub fn qemu(&self, icount: &str) -> Vec<String> {
+    /// CPU and devices, as QEMU's arguments.
+    fn qemu(&self, kind: Kind) -> Vec<String> {
         let mut args: Vec<String> = Vec::new();
         let mut add = |option: &str, value: String| {
             args.push(option.to_owned());
             args.push(value);
         };
-        add("-icount", icount.to_owned());
         add("-cpu", self.cpu.clone());
         for device in &self.devices {
-            add("-device", device.clone());
+            // A device of another process learns of mappings only if the guest's driver
+            // tells the IOMMU of each of them, which it does in this mode.
+            let is_iommu = device.split(',').next() == Some("intel-iommu");
+            let more = match kind {
+                Kind::Parallel if is_iommu => ",caching-mode=on",
+                _ => "",
+            };
+            add("-device", format!("{device}{more}"));
         }
         for (n, gpu) in self.gpus.iter().enumerate() {
             let size = &gpu.vram;
@@ -240,12 +318,19 @@ impl Topology {
                 format!("ivshmem-plain,memdev=vram{n},bus={}", gpu.bus),
             );
         }
-        for nic in &self.nics {
-            // All of an address reaches the bus; the driver sets its own mask.
-            add(
-                "-device",
-                format!("edu,bus={},dma_mask=0xffffffffffffffff", nic.bus),
-            );
+        for (n, nic) in self.nics.iter().enumerate() {
+            let device = match kind {
+                // All of an address reaches the bus; the driver sets its own mask.
+                Kind::Counting => format!("edu,bus={},dma_mask=0xffffffffffffffff", nic.bus),
+                // Only JSON can say what is inside of a property.
+                Kind::Parallel => json!({
+                    "driver": "vfio-user-pci",
+                    "bus": nic.bus,
+                    "socket": { "type": "unix", "path": format!("{}.sock", connectx(n)) },
+                })
+                .to_string(),
+            };
+            add("-device", device);
         }
         args
     }
@@ -254,6 +339,11 @@ impl Topology {
 /// The file that is the VRAM of GPU `n`.
 pub fn vram(n: usize) -> String {
     format!("vram{n}")
+}
+
+/// Names the files of the model that is NIC `n` of a parallel machine.
+pub fn connectx(n: usize) -> String {
+    format!("connectx{n}")
 }
 
 #[cfg(test)]
@@ -269,12 +359,39 @@ mod tests {
         assert_eq!(names, ORDER);
         for topology in topologies.all() {
             kernels.get(&topology.kernel).unwrap();
-            let args = topology.qemu(&topologies.machine.icount);
-            assert!(args.iter().all(|arg| !arg.contains(' ')), "{args:?}");
+            for kind in [Kind::Counting, Kind::Parallel] {
+                let args = topologies.machine.qemu(kind, None, topology);
+                assert!(args.iter().all(|arg| !arg.contains(' ')), "{args:?}");
+            }
             assert!(!topology.scenarios.is_empty());
         }
         let error = topologies.get("swich").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
+    }
+
+    #[test]
+    fn the_two_kinds_of_machines() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let iommu = topologies.get("iommu").unwrap();
+        let said = |kind| format!("{} ", topologies.machine.qemu(kind, None, iommu).join(" "));
+        let counting = said(Kind::Counting);
+        assert!(counting.contains("-icount ") && !counting.contains("vfio-user"));
+        assert!(counting.contains("-device intel-iommu,intremap=off -device"));
+        let parallel = said(Kind::Parallel);
+        assert!(!parallel.contains("-icount") && !parallel.contains("edu,"));
+        assert!(parallel.contains("-accel tcg,thread=multi "));
+        assert!(parallel.contains("size=2G -machine memory-backend=ram "));
+        // The NIC asks for the IOMMU when it is made.
+        let (before, nic) = parallel.split_once("-device {").unwrap();
+        assert!(before.contains("-device intel-iommu,intremap=off,caching-mode=on "));
+        let nic: serde_json::Value = serde_json::from_str(&format!("{{{nic}")).unwrap();
+        assert_eq!(nic["bus"], "rp1");
+        assert_eq!(nic["socket"]["path"], "connectx0.sock");
+        let other = topologies
+            .machine
+            .qemu(Kind::Counting, Some("shift=0"), iommu);
+        assert_eq!(other[..2], ["-icount", "shift=0"]);
     }
 
     #[test]

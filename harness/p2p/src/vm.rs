@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,13 +18,15 @@ use crate::coverage;
 use crate::kernel::Built;
 use crate::paths::Paths;
 use crate::proc::{quote, shown, stream, tail};
-use crate::setup::{Tools, search_path};
-use crate::topology::{Machine, Topology, vram};
+use crate::setup::{self, Tools, search_path};
+use crate::topology::{Kind, Machine, Topology, vram};
 use crate::ui::{Step, Ui};
 
+pub mod connectx;
 mod processor;
 mod qemu;
 
+use connectx::ConnectX;
 use processor::{PROCESSORS, Processor};
 
 /// Boots virtual machines.
@@ -48,6 +51,10 @@ pub struct Boot<'a> {
     pub kernel: &'a Built,
     /// The shape.
     pub topology: &'a Topology,
+    /// The kind of machine.
+    pub kind: Kind,
+    /// Added to the arguments of the model that is the NIC of a parallel machine.
+    pub connectx: &'a [String],
     /// Added to the kernel's command line.
     pub append: &'a [String],
     /// QEMU's `-icount`, if not the machine's.
@@ -85,6 +92,9 @@ pub struct Ran {
     pub console: String,
     /// How long it took.
     pub time: Duration,
+    /// What the NICs of a parallel machine complain of; nothing in the inner one if that
+    /// is nothing.
+    pub witness: Option<Option<String>>,
 }
 
 impl Ran {
@@ -149,9 +159,13 @@ impl Booter<'_> {
     /// Boots, runs, and waits for the end.
     pub fn boot(&self, boot: &Boot<'_>, step: &Step<'_>) -> Result<Ran> {
         let dir = self.prepare(boot)?;
-        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
-        let processor = PROCESSORS.take();
+        let processor = match boot.kind {
+            Kind::Counting => PROCESSORS.take(),
+            Kind::Parallel => PROCESSORS.none(),
+        };
         let command = self.command(boot, &dir, Some((boot.limit, &processor)))?;
+        let nics = self.connectx(boot, &dir, Some(boot.limit))?;
+        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
         if self.ui.verbose {
             self.ui.say(format!("+ {}", shown(&command)));
         }
@@ -169,6 +183,10 @@ impl Booter<'_> {
         judge.close(&dir);
         status?;
         let time = start.elapsed();
+        let witness = match boot.kind {
+            Kind::Counting => None,
+            Kind::Parallel => Some(connectx::end(nics)?),
+        };
         let console = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let job = fs::read_to_string(dir.join("out/status")).ok();
         let job = job.and_then(|text| text.trim().parse().ok());
@@ -186,17 +204,45 @@ impl Booter<'_> {
             end,
             console,
             time,
+            witness,
         })
     }
 
-    /// Boots with a shell on our terminal.
+    /// The models that are the NICs of a parallel machine, listening.
+    fn connectx(
+        &self,
+        boot: &Boot<'_>,
+        dir: &Path,
+        limit: Option<Duration>,
+    ) -> Result<Vec<ConnectX>> {
+        let nics = match boot.kind {
+            Kind::Counting => 0,
+            Kind::Parallel => boot.topology.nics.len(),
+        };
+        let start = |number| ConnectX::start(self.paths, dir, number, boot.connectx, limit);
+        (0..nics).map(start).collect()
+    }
+
+    /// Boots with a shell on our terminal, after the job, which may only load modules.
     pub fn shell(&self, boot: &Boot<'_>) -> Result<()> {
         let dir = self.prepare(boot)?;
-        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
+        let text = format!(
+            "#!/bin/bash\n{}load() {{ insmod \"$P2PTEST_MODDIR/$1.ko\" \"${{@:2}}\"; }}\n{}exec bash\n",
+            environment(boot),
+            boot.job
+        );
+        let shell = dir.join("shell.sh");
+        fs::write(&shell, text)?;
+        fs::set_permissions(&shell, PermissionsExt::from_mode(0o755))?;
         let mut command = self.command(boot, &dir, None)?;
+        let nics = self.connectx(boot, &dir, None)?;
+        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
         self.ui.say(format!("+ {}", shown(&command)));
         crate::proc::interactive(&mut command)?;
         judge.close(&dir);
+        if let Some(trouble) = connectx::end(nics)? {
+            self.ui.say(trouble);
+        }
         Ok(())
     }
 
@@ -215,10 +261,9 @@ impl Booter<'_> {
         fs::create_dir_all(self.home())?;
         let lib = self.paths.root.join("harness/guest/lib.sh");
         let job = format!(
-            "#!/bin/sh\nout={}\nexport P2PTEST_MODDIR={}\nexport P2PTEST_EXPECT={}\n. {}\n{}\nfinish\n",
+            "#!/bin/sh\nout={}\n{}. {}\n{}\nfinish\n",
             quote(&dir.join("out").to_string_lossy()),
-            quote(&boot.kernel.modules().to_string_lossy()),
-            quote(&boot.topology.expect),
+            environment(boot),
             quote(&lib.to_string_lossy()),
             boot.job.trim_end(),
         );
@@ -259,21 +304,21 @@ impl Booter<'_> {
         command.args(["--disable-kvm", "--force-9p", "--verbose", "--rwdir", "out"]);
         command.args(["--memory", &self.machine.memory]);
         command.args(["--cpus", &self.machine.cpus.to_string()]);
-        if let Some(qemu) = self.qemu {
+        let qemu = match boot.kind {
+            Kind::Counting => self.qemu.map(Path::to_owned),
+            Kind::Parallel => Some(setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu)?),
+        };
+        if let Some(qemu) = qemu {
             command.arg("--qemu").arg(qemu);
         }
         // Without CONFIG_BLOCK the kernel takes 9p for root only if it has a name.
         command.args(["--append", "root=/dev/root"]);
-        let append = [&self.machine.append, &boot.topology.append, boot.append];
+        let kinds = self.machine.append(boot.kind);
+        let append = [kinds, &boot.topology.append, boot.append];
         for arg in append.into_iter().flatten() {
             command.arg("--append").arg(arg);
         }
-        let icount = boot.icount.unwrap_or(&self.machine.icount);
-        let mut qemu = boot.topology.qemu(icount);
-        qemu.extend(["-machine".to_owned(), self.machine.properties.clone()]);
-        for global in &self.machine.globals {
-            qemu.extend(["-global".to_owned(), global.clone()]);
-        }
+        let mut qemu = self.machine.qemu(boot.kind, boot.icount, boot.topology);
         if boot.coverage {
             qemu.extend(coverage::options(coverage::LOG));
         }
@@ -288,12 +333,25 @@ impl Booter<'_> {
             qemu.push(option.to_owned());
             qemu.push(value);
         }
+        // virtme-ng hands them to a shell.
+        let qemu: Vec<_> = qemu.iter().map(|word| quote(word)).collect();
         command.arg(format!("--qemu-opts={}", qemu.join(" ")));
         if limits.is_some() {
             command.args(["--", "sh"]).arg(dir.join("job.sh"));
+        } else {
+            command.arg("--shell").arg(dir.join("shell.sh"));
         }
         Ok(command)
     }
+}
+
+/// What the guest's side finds in its environment, as lines of shell.
+fn environment(boot: &Boot<'_>) -> String {
+    format!(
+        "export P2PTEST_MODDIR={}\nexport P2PTEST_EXPECT={}\n",
+        quote(&boot.kernel.modules().to_string_lossy()),
+        quote(&boot.topology.expect),
+    )
 }
 
 /// Where the judge sits: the host's end of the guest's port.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use ktap::Status;
 
 use super::{Command, Options, own};
@@ -22,14 +22,13 @@ use crate::kernel::build::{Broken, Builder};
 use crate::kernel::compiler::Compiler;
 use crate::kernel::{Built, Kernels, Source};
 use crate::mutants::{self, Mutants};
-use crate::outcome::{Verdict, status, status_of};
+use crate::outcome::{Usage, Verdict, status, status_of};
 use crate::paths::Paths;
-use crate::plan::{Job, Only, Plan, kernels_for, of_machine, run_all, run_as_built};
+use crate::plan::{Job, Only, Plan, Spec, kernels_for, of_machine, run_all, run_as_built};
 use crate::proc;
 use crate::report::{Outcome, Report};
 use crate::series::Series;
 use crate::setup;
-use crate::shell;
 use crate::topology::{Topologies, Topology};
 use crate::tree;
 use crate::ui::{Ui, seconds};
@@ -60,6 +59,8 @@ impl Run<'_> {
                     setup::base(paths, ui)?;
                 }
                 setup::rdma_core::tests(paths, ui)?;
+                let topologies = Topologies::read(&paths.root)?;
+                self.qemu_for(&Plan::read(&paths.root)?.jobs(&topologies)?)?;
                 ui.say("set up");
             }
             Command::Tree => {
@@ -385,6 +386,7 @@ impl Run<'_> {
             // Before jobs run side by side, of which each would do it.
             setup::rdma_core::tests(self.paths, self.ui)?;
         }
+        self.qemu_for(jobs.iter().copied())?;
         let builder = self.builder(&tools, &tree, &self.compiler);
         let booter = self.booter(&tools, &topologies);
         let build = |name: &str| {
@@ -467,12 +469,34 @@ impl Run<'_> {
         .run(&topologies)
     }
 
+    /// A shell in a topology, or in the machine of a job.
     fn shell(&self, name: &str) -> Result<()> {
         let topologies = Topologies::read(&self.paths.root)?;
-        let topology = topologies.get(name)?;
+        let mut jobs = Plan::read(&self.paths.root)?.jobs(&topologies)?;
+        let job = match jobs.iter().position(|job| job.name == name) {
+            Some(at) => jobs.swap_remove(at),
+            None if name.contains('/') => {
+                bail!(Usage(format!(
+                    "there is no job {name:?} in qemu/tests.toml"
+                )))
+            }
+            None => {
+                let topology = topologies.get(name)?;
+                let name = format!("shell/{name}");
+                Job::alone(name, &topology.kernel, topology, Spec::default())
+            }
+        };
         let kernels = Kernels::read(&self.paths.root)?;
-        let tools = self.build(&kernels, &[topology.kernel.as_str()])?;
-        shell::run(&self.booter(&tools, &topologies), self.paths, topology)
+        let tools = self.build(&kernels, &job.needs())?;
+        job.shell(&self.booter(&tools, &topologies), self.paths)
+    }
+
+    /// Before jobs run side by side, of which each would get it.
+    fn qemu_for<'j>(&self, jobs: impl IntoIterator<Item = &'j Job<'j>>) -> Result<()> {
+        if jobs.into_iter().any(Job::is_parallel) {
+            setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu.as_deref())?;
+        }
+        Ok(())
     }
 
     /// Kernels that were built, machines and results; not the trees.

@@ -6,7 +6,8 @@ use super::{Job, split, words};
 use crate::kept::Inputs;
 use crate::kernel::Built;
 use crate::paths::Paths;
-use crate::vm::Booter;
+use crate::setup::qemu::with_vfio_user;
+use crate::vm::{Booter, connectx};
 
 impl Job<'_> {
     /// All that its machine is made of; what it runs must be built.
@@ -18,6 +19,11 @@ impl Job<'_> {
         inputs.text(&booter.tools.vng_dir.to_string_lossy());
         if let Some(qemu) = booter.qemu {
             inputs.file(qemu)?;
+        }
+        if self.is_parallel() {
+            let qemu = with_vfio_user(paths, booter.ui, booter.qemu)?;
+            inputs.text(&qemu.to_string_lossy());
+            inputs.file(&connectx::program(paths))?;
         }
         let kernel = Built::at(paths, &self.kernel);
         inputs.file(&kernel.image())?;

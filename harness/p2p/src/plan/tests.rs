@@ -2,8 +2,6 @@ use super::*;
 
 use std::path::PathBuf;
 
-use crate::kernel::{Kernel, config};
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -25,7 +23,9 @@ fn the_plan_of_this_repository() {
             job.spec.scenarios
                 || job.spec.kunit.is_some()
                 || !job.spec.programs.is_empty()
-                || !job.spec.pyverbs.is_empty(),
+                || !job.spec.pyverbs.is_empty()
+                // Its NIC is a witness.
+                || job.is_parallel(),
             "{} has nothing to do",
             job.name
         );
@@ -50,26 +50,6 @@ fn the_plan_of_this_repository() {
             assert!(jobs.iter().any(|job| job.name == *name), "{name}");
         }
     }
-    for (missing, there) in &plan.instead {
-        assert!(
-            jobs.iter()
-                .all(|job| !job.needs().contains(&missing.as_str()))
-        );
-        let (missing, there) = (kernels.get(missing).unwrap(), kernels.get(there).unwrap());
-        assert_eq!(missing.tree, there.tree);
-        // Nothing less, and nothing otherwise.
-        let options = |kernel: &Kernel| config::wanted(&root(), &kernel.fragments).unwrap();
-        let has = options(there);
-        for (option, value) in options(missing) {
-            assert_eq!(has.get(&option), Some(&value), "{option}");
-        }
-        assert!(
-            missing
-                .selftests
-                .iter()
-                .all(|s| there.selftests.contains(s))
-        );
-    }
     // Every topology is judged.
     for topology in topologies.all() {
         assert!(
@@ -90,6 +70,7 @@ fn ran(console: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Ran) {
         end: End::Done(0),
         console: console.to_owned(),
         time: Duration::ZERO,
+        witness: None,
     };
     (dir, ran)
 }
@@ -204,7 +185,7 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
     };
     let failures = |ran: &Ran| {
         let name = demo::job(topology);
-        let mut outcomes = Vec::from(of_machine(&name, ran, &[], &paths));
+        let mut outcomes = of_machine(&name, ran, &[], &paths);
         outcomes.retain(|outcome| outcome.status == Status::Failed);
         crate::report::Report { outcomes }.tell(demo::repeat)
     };
@@ -316,10 +297,8 @@ fn a_job_runs_once_its_kernels_are_there() {
 fn what_a_job_adds_to_the_command_line() {
     let topologies = Topologies::read(&root()).unwrap();
     let switch = topologies.get("switch").unwrap();
-    let machine = Machine {
-        append_for_tests: vec!["all".to_owned()],
-        ..topologies.machine.clone()
-    };
+    let mut machine = topologies.machine.clone();
+    machine.counting.append_for_tests = vec!["all".to_owned()];
     let append = |own: &[&str], kunit: Option<&str>| {
         let spec = Spec {
             append: own.iter().map(|&word| word.to_owned()).collect(),
@@ -333,6 +312,53 @@ fn what_a_job_adds_to_the_command_line() {
     assert_eq!(append(&[], Some("*")), ["all", "kunit.enable=1"]);
     let filtered = ["all", "kunit.enable=1", "kunit.filter_glob=rust_*"];
     assert_eq!(append(&[], Some("rust_*")), filtered);
+    let parallel = Spec {
+        machine: Kind::Parallel,
+        ..Spec::default()
+    };
+    let job = Job::alone("a/switch".to_owned(), "plain", switch, parallel);
+    assert!(job.is_parallel() && job.append(&machine).is_empty());
+}
+
+#[test]
+fn what_a_kind_of_machine_cannot_have() {
+    let check = |more: &str| {
+        let text = format!("name='x'\ntopologies=['*']\nlimit=1\n{more}");
+        toml::from_str::<Spec>(&text).unwrap().check().is_ok()
+    };
+    assert!(check("icount='shift=0'") && check("machine='parallel'\nconnectx=['--x']"));
+    assert!(check("machine='counting'\nscenarios=true"));
+    assert!(!check("machine='parallel'\nicount='shift=0'"));
+    assert!(!check("machine='parallel'\nscenarios=true"));
+    assert!(!check("connectx=['--x']"));
+}
+
+#[test]
+fn the_nic_of_a_parallel_machine_is_a_witness() {
+    let names = |witness| {
+        let ran = Ran {
+            dir: PathBuf::new(),
+            end: End::Done(0),
+            console: String::new(),
+            time: Duration::ZERO,
+            witness,
+        };
+        let paths = Paths {
+            root: PathBuf::new(),
+            work: PathBuf::new(),
+            output: PathBuf::new(),
+            cache: PathBuf::new(),
+            kdir: None,
+        };
+        let outcomes = of_machine("mlx5/switch", &ran, &[], &paths);
+        let last = outcomes.last().unwrap();
+        (outcomes.len(), last.name.clone(), last.status)
+    };
+    assert_eq!(names(None).0, 2);
+    let witness = "the NIC's witness".to_owned();
+    assert_eq!(names(Some(None)), (3, witness.clone(), Status::Passed));
+    let broken = Some(Some("DMA after unmap".to_owned()));
+    assert_eq!(names(broken), (3, witness, Status::Failed));
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub static PROCESSORS: LazyLock<Pool> = LazyLock::new(|| Pool::new(allowed()));
 pub struct Pool(Mutex<Vec<usize>>);
 
 /// A processor that no other machine of ours has meanwhile; none if there are more
-/// machines than processors.
+/// machines than processors, or if the machine needs more than one.
 pub struct Processor<'a> {
     pool: &'a Pool,
     number: Option<usize>,
@@ -34,6 +34,14 @@ impl Pool {
         Processor {
             pool: self,
             number: self.0.lock().expect("no panic holds it").pop(),
+        }
+    }
+
+    /// No processor of its own: for a machine whose CPUs run side by side.
+    pub fn none(&self) -> Processor<'_> {
+        Processor {
+            pool: self,
+            number: None,
         }
     }
 }

@@ -4,14 +4,12 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::proc::capture;
-
-/// The program that is meant where none is chosen.
-const QEMU: &str = "qemu-system-x86_64";
+use crate::setup::qemu::PROGRAM;
 
 /// QEMU's major version; 0 if it does not tell, as if it were old. Why it does not is said
 /// when it is to boot.
 pub fn major(qemu: Option<&Path>) -> u32 {
-    let qemu = qemu.unwrap_or(Path::new(QEMU));
+    let qemu = qemu.unwrap_or(Path::new(PROGRAM));
     let said = capture(Command::new(qemu).arg("--version"));
     said.ok().and_then(|said| parse(&said)).unwrap_or(0)
 }

@@ -33,6 +33,7 @@ fn trouble_is_told_with_the_console() {
         end: End::TimedOut(Duration::from_secs(9)),
         console: "first\nlast words\n".into(),
         time: Duration::ZERO,
+        witness: None,
     };
     let trouble = ran.trouble().unwrap();
     assert!(trouble.contains("9 s") && trouble.contains("last words"));
@@ -43,8 +44,20 @@ fn trouble_is_told_with_the_console() {
     assert_eq!(ran.trouble(), None);
 }
 
+/// A program that is a script.
+fn script(program: &Path, lines: &str) {
+    fs::create_dir_all(program.parent().unwrap()).unwrap();
+    fs::write(program, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    fs::set_permissions(program, PermissionsExt::from_mode(0o755)).unwrap();
+}
+
 /// Boots with a script in vng's place.
 fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
+    boot_kind(Kind::Counting, vng, limit, "exit 2")
+}
+
+/// And with one in the place of the model of a NIC.
+fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir, Ran) {
     let scratch = tempfile::tempdir().unwrap();
     let root = scratch.path().to_owned();
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -63,11 +76,10 @@ fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
         bindgen: root.join("bindgen"),
         vng_dir: root.join("bin"),
     };
-    fs::create_dir_all(&tools.vng_dir).unwrap();
-    let program = tools.vng_dir.join("vng");
-    fs::write(&program, format!("#!/bin/sh\n{vng}\n")).unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&program, mode).unwrap();
+    script(&tools.vng_dir.join("vng"), vng);
+    script(&connectx::program(&paths), nic);
+    let qemu = root.join("qemu");
+    script(&qemu, "echo \"${2%,help} options:\"");
     // What the guest says to its kernel goes to a file.
     let lib = fs::read_to_string(repository.join("harness/guest/lib.sh")).unwrap();
     fs::create_dir_all(root.join("harness/guest")).unwrap();
@@ -78,13 +90,15 @@ fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
         paths: &paths,
         ui: &ui,
         tools: &tools,
-        qemu: None,
+        qemu: Some(&qemu),
         machine: &topologies.machine,
     };
     let boot = Boot {
         name: "selftest/switch",
         kernel: &kernel,
         topology: topologies.get("switch").unwrap(),
+        kind,
+        connectx: &[],
         append: &[],
         icount: None,
         coverage: false,
@@ -116,10 +130,32 @@ fn what_the_machine_is_made_of() {
         let words = format!("{option} {value}");
         assert!(ran.console.contains(&words), "{words}: {}", ran.console);
     };
-    said("-icount", &machine.icount);
+    said("-icount", &machine.counting.icount);
     said("-machine", &machine.properties);
     machine.globals.iter().for_each(|it| said("-global", it));
-    machine.append.iter().for_each(|it| said("--append", it));
+    machine
+        .counting
+        .append
+        .iter()
+        .for_each(|it| said("--append", it));
+}
+
+#[test]
+fn a_parallel_machine_has_its_nic_beside_it() {
+    let vng = "cat connectx0.sock; echo \"$*\"; sh job.sh; cat kmsg; : >ended";
+    let nic = "echo listening >connectx0.sock
+        while [ ! -e ended ]; do sleep 0.05; done
+        echo 'DMA after unmap' >&2
+        exit 1";
+    let (_dir, ran) = boot_kind(Kind::Parallel, vng, 20, nic);
+    assert_eq!(ran.end, End::Done(0));
+    assert!(ran.console.starts_with("listening\n"), "{}", ran.console);
+    // For the shell of virtme-ng.
+    let device = r#"-device '{"bus":"dp1","driver":"vfio-user-pci","socket":{"#;
+    assert!(ran.console.contains(device), "{}", ran.console);
+    assert!(ran.witness.unwrap().unwrap().contains("DMA after unmap"));
+    let (_dir, ran) = boot_with("exit 0", 20);
+    assert_eq!(ran.witness, None);
 }
 
 #[test]

@@ -1,0 +1,330 @@
+//! The device: its registers, its objects, and the thread that moves data.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::fault::Faults;
+use crate::layout::{Constants, Headers, Layouts};
+use crate::memory::Memory;
+use crate::mkey::Mkey;
+use crate::pci;
+use crate::qp::{Qp, Srq};
+use crate::queue::{Cq, Eq};
+use crate::witness::Witness;
+
+/// How the device reports page faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Scheme {
+    /// By work request: what ConnectX-4 to 6 do.
+    Transport,
+    /// By key and address: ConnectX-7 and later.
+    Memory,
+}
+
+/// What differs from one device to another.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Page faults.
+    pub scheme: Scheme,
+    /// Tell of each command and of what is odd on standard error.
+    pub verbose: bool,
+}
+
+/// Interrupts: the event file of each vector.
+#[derive(Default)]
+pub struct Irqs {
+    vectors: BTreeMap<u32, File>,
+}
+
+impl Irqs {
+    /// All vectors are off.
+    pub fn clear(&mut self) {
+        self.vectors.clear();
+    }
+
+    /// Where a vector goes; nothing: nowhere.
+    pub fn set(&mut self, vector: u32, file: Option<File>) {
+        match file {
+            Some(file) => self.vectors.insert(vector, file),
+            None => self.vectors.remove(&vector),
+        };
+    }
+
+    /// Interrupts. A vector that nobody listens to is lost, as on the bus.
+    pub fn trigger(&self, vector: u32) {
+        if let Some(mut file) = self.vectors.get(&vector) {
+            // Its counter is full only if nobody has listened 2^64 times.
+            let _ = file.write_all(&1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// The first UAR: below are the init segment and, by QEMU, the MSI-X table.
+pub const FIRST_UAR: u64 = 8;
+
+/// log2 of the number of commands and of the size of one, as the register has them.
+const COMMANDS: u32 = 5;
+const COMMAND_STRIDE: u32 = 6;
+
+/// How long a queue pair in error is looked at again for requests to flush.
+pub const FLUSH_AGAIN: Duration = Duration::from_millis(5);
+
+/// All of it.
+pub struct Device {
+    /// Where fields are.
+    pub l: Layouts,
+    /// Numbers.
+    pub c: Constants,
+    pub(crate) names: BTreeMap<u64, String>,
+    /// How it differs.
+    pub options: Options,
+    /// What can be reached.
+    pub memory: Memory,
+    /// Configuration space.
+    pub config: pci::Config,
+    /// Interrupts.
+    pub irqs: Irqs,
+    /// The log.
+    pub witness: Witness,
+    begin: Instant,
+    command_queue: (u32, u32),
+    pub(crate) caps: BTreeMap<u64, Vec<u8>>,
+    pub(crate) max_caps: BTreeMap<u64, Vec<u8>>,
+    pub(crate) pages: Vec<u64>,
+    pub(crate) eqs: BTreeMap<u32, Eq>,
+    pub(crate) cqs: HashMap<u32, Cq>,
+    pub(crate) qps: HashMap<u32, Qp>,
+    pub(crate) srqs: HashMap<u32, Srq>,
+    pub(crate) mkeys: HashMap<u32, Mkey>,
+    pub(crate) simple: HashSet<(Simple, u32)>,
+    pub(crate) next_number: u32,
+    pub(crate) faults: Faults,
+    pub(crate) reserved_lkey: u32,
+    pub(crate) null_mkey: u32,
+    runnable: VecDeque<u32>,
+    timers: Vec<(Instant, u32)>,
+}
+
+/// Objects that are no more than a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Simple {
+    /// Protection domain.
+    Pd,
+    /// Doorbell page.
+    Uar,
+    /// XRC domain.
+    Xrcd,
+}
+
+impl Device {
+    /// A device as after power on.
+    pub fn new(
+        headers: &Headers,
+        options: Options,
+        memory: Memory,
+        witness: Witness,
+    ) -> Result<Self> {
+        let mut device = Self {
+            l: Layouts::load(headers)?,
+            c: Constants::load(headers)?,
+            names: headers.ops(),
+            options,
+            memory,
+            config: pci::Config::new(),
+            irqs: Irqs::default(),
+            witness,
+            begin: Instant::now(),
+            command_queue: (0, 0),
+            caps: BTreeMap::new(),
+            max_caps: BTreeMap::new(),
+            pages: Vec::new(),
+            eqs: BTreeMap::new(),
+            cqs: HashMap::new(),
+            qps: HashMap::new(),
+            srqs: HashMap::new(),
+            mkeys: HashMap::new(),
+            simple: HashSet::new(),
+            next_number: 0x100,
+            faults: Faults::default(),
+            // Neither is a key that CREATE_MKEY gives.
+            reserved_lkey: 0x300,
+            null_mkey: 0x400,
+            runnable: VecDeque::new(),
+            timers: Vec::new(),
+        };
+        device.max_caps = device.capabilities();
+        device.caps = device.defaults();
+        Ok(device)
+    }
+
+    /// As after power on; mappings and interrupts are QEMU's and stay.
+    pub fn reset(&mut self) {
+        self.teardown();
+        self.config = pci::Config::new();
+        self.memory.is_bus_master = false;
+        self.command_queue = (0, 0);
+        self.pages.clear();
+        self.caps = self.defaults();
+    }
+
+    /// The objects go.
+    pub(crate) fn teardown(&mut self) {
+        self.eqs.clear();
+        self.cqs.clear();
+        self.qps.clear();
+        self.srqs.clear();
+        self.mkeys.clear();
+        self.simple.clear();
+        self.faults = Faults::default();
+        self.runnable.clear();
+        self.timers.clear();
+    }
+
+    /// Something odd that breaks no rule.
+    pub(crate) fn note(&self, what: &str) {
+        if self.options.verbose {
+            eprintln!("connectx: {what}");
+        }
+    }
+
+    /// A number that no object had before: what is destroyed is never mistaken for what
+    /// comes next.
+    pub(crate) fn number(&mut self) -> u32 {
+        self.next_number = (self.next_number + 1) & 0xff_ffff;
+        self.next_number
+    }
+
+    /// Configuration space.
+    pub fn config_write(&mut self, at: u64, data: &[u8]) {
+        self.config.write(at, data);
+        self.memory.is_bus_master = self.config.is_bus_master();
+    }
+
+    /// Reads registers.
+    pub fn read(&self, at: u64, data: &mut [u8]) {
+        for (n, byte) in data.iter_mut().enumerate() {
+            let at = at + n as u64;
+            let register = self.register(at & !3);
+            *byte = register.to_be_bytes()[(at & 3) as usize];
+        }
+    }
+
+    fn register(&self, at: u64) -> u32 {
+        let l = &self.l.init_seg;
+        let is = |field: crate::layout::Field| field.byte() as u64 == at;
+        let us = self.begin.elapsed().as_micros() as u64;
+        if is(l.fw_rev) {
+            // 20.43.0
+            43 << 16 | 20
+        } else if is(l.cmdif_rev_fw_sub) {
+            5 << 16
+        } else if is(l.cmdq_addr_h) {
+            self.command_queue.0
+        } else if is(l.cmdq_addr_l_sz) {
+            self.command_queue.1 | COMMANDS << 4 | COMMAND_STRIDE
+        } else if is(l.internal_timer_h) {
+            (us >> 32) as u32
+        } else if is(l.internal_timer_l) {
+            us as u32
+        } else if is(l.health_counter) {
+            (us / 1000) as u32
+        } else {
+            0
+        }
+    }
+
+    /// Writes registers and doorbells.
+    pub fn write(&mut self, at: u64, data: &[u8]) {
+        let number = |data: &[u8]| {
+            let mut bytes = [0; 4];
+            let len = data.len().min(4);
+            bytes[..len].copy_from_slice(&data[..len]);
+            u32::from_be_bytes(bytes)
+        };
+        let first = number(data);
+        let second = number(data.get(4..).unwrap_or_default());
+        let page = at >> 12;
+        if page < FIRST_UAR {
+            let l = &self.l.init_seg;
+            let is = |field: crate::layout::Field| field.byte() as u64 == at;
+            if is(l.cmdq_addr_h) {
+                self.command_queue.0 = first;
+                if data.len() == 8 {
+                    self.command_queue.1 = second & !0xfff;
+                }
+            } else if is(l.cmdq_addr_l_sz) {
+                self.command_queue.1 = first & !0xfff;
+            } else if is(l.cmd_dbell) {
+                self.commands(first);
+            }
+            return;
+        }
+        if !self.simple.contains(&(Simple::Uar, page as u32)) {
+            return self.note(&format!("a doorbell in UAR {page}, which is not allocated"));
+        }
+        match at & 0xfff {
+            0x20 if data.len() >= 8 => self.cq_doorbell(first, second),
+            0x40 => self.eq_doorbell(first, true),
+            0x48 => self.eq_doorbell(first, false),
+            // BlueFlame: the first eight bytes of a work request. What follows of it is in
+            // memory as well.
+            offset if offset >= 0x800 && offset & 0xff == 0 && data.len() >= 8 => {
+                self.send_doorbell(page, second >> 8);
+            }
+            _ => {}
+        }
+    }
+
+    /// Carries out the commands of these slots.
+    fn commands(&mut self, slots: u32) {
+        let base = u64::from(self.command_queue.0) << 32 | u64::from(self.command_queue.1);
+        for slot in 0..1 << COMMANDS {
+            if slots & 1 << slot != 0 {
+                self.command(base + (u64::from(slot) << COMMAND_STRIDE), slot);
+            }
+        }
+    }
+
+    /// A queue pair has something to do.
+    pub(crate) fn queue(&mut self, qpn: u32) {
+        if let Some(qp) = self.qps.get_mut(&qpn)
+            && !qp.is_queued
+        {
+            qp.is_queued = true;
+            self.runnable.push_back(qpn);
+        }
+    }
+
+    /// A queue pair has something to do later.
+    pub(crate) fn queue_later(&mut self, qpn: u32, after: Duration) {
+        self.timers.push((Instant::now() + after, qpn));
+    }
+
+    /// Does one step of one queue pair. Tells whether there was one, or else when to come
+    /// again.
+    pub fn run(&mut self) -> Result<(), Option<Instant>> {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        self.timers.retain(|(at, qpn)| {
+            if *at <= now {
+                due.push(*qpn);
+            }
+            *at > now
+        });
+        for qpn in due {
+            self.timer(qpn);
+        }
+        let Some(qpn) = self.runnable.pop_front() else {
+            return Err(self.timers.iter().map(|(at, _)| *at).min());
+        };
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            qp.is_queued = false;
+            self.step(qpn);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! Page faults: memory of a work request is not there, so the driver is asked, and
+//! the queue pair waits for its answer.
+
+use std::collections::HashMap;
+
+use crate::device::{Device, Scheme};
+use crate::layout::Field;
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Of the work request that is being sent.
+    Requester,
+    /// Of the receive request.
+    Receiver {
+        /// Its queue pair.
+        qpn: u32,
+        /// The shared queue it is of.
+        srqn: Option<u32>,
+        /// Its number.
+        counter: u16,
+    },
+    /// What the other end names by address and key.
+    Remote {
+        /// Address where the operation begins.
+        va: u64,
+        /// Key.
+        key: u32,
+    },
+}
+
+/// A page fault that the driver has not answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Pending {
+    /// Who waits: the sender, whoever's memory it is.
+    pub qpn: u32,
+    /// Whose memory it is.
+    pub side: Side,
+}
+
+/// Those that the driver has not answered.
+#[derive(Default)]
+pub struct Faults {
+    pending: HashMap<u64, Pending>,
+    last: u64,
+}
+
+/// What is not there, and what it is for.
+pub struct Missing {
+    /// The key that has no translation.
+    pub mkey: u32,
+    /// The address in it.
+    pub va: u64,
+    /// Bytes of this packet.
+    pub len: usize,
+    /// Bytes of the operation that are done.
+    pub done: u64,
+    /// Bytes of the operation.
+    pub total: u64,
+    /// It is to be written.
+    pub write: bool,
+}
+
+/// Tokens have 24 bits.
+const TOKENS: u64 = 1 << 24;
+
+impl Faults {
+    /// The faults of a queue pair are of no interest any more.
+    pub fn forget(&mut self, qpn: u32) {
+        self.pending.retain(|_, pending| pending.qpn != qpn);
+    }
+}
+
+impl Device {
+    /// Asks the driver; gives the token by which it will answer.
+    pub fn fault(&mut self, qpn: u32, side: Side, missing: &Missing) -> u64 {
+        self.faults.last = (self.faults.last + 1) % TOKENS;
+        let token = self.faults.last;
+        self.faults.pending.insert(token, Pending { qpn, side });
+        let kind = match (self.options.scheme, side) {
+            (Scheme::Memory, _) => "memory",
+            (_, Side::Requester) => "requester",
+            (_, Side::Receiver { .. }) => "receiver",
+            (_, Side::Remote { .. }) => "rdma",
+        };
+        let &Missing { mkey, va, len, .. } = missing;
+        self.witness.fault(kind, token, mkey, va, len);
+        let event = self.c.events.page_fault;
+        let (sub, fields) = match self.options.scheme {
+            Scheme::Memory => (self.c.pfault.memory, self.memory_fault(token, missing)),
+            Scheme::Transport => self.transport_fault(token, qpn, side, missing),
+        };
+        self.event(event, sub as u8, |_, entry| {
+            for (field, value) in &fields {
+                field.set(entry, *value);
+            }
+        });
+        token
+    }
+
+    fn transport_fault(
+        &self,
+        token: u64,
+        qpn: u32,
+        side: Side,
+        missing: &Missing,
+    ) -> (u64, Vec<(Field, u64)>) {
+        let l = &self.l.eqe;
+        let pf = &self.c.pfault;
+        let len = missing.len as u64;
+        let (kind, wq, counter) = match side {
+            Side::Remote { va, key } => {
+                // The write bit is for the log of the driver alone.
+                let kind = 1 << 2 | u64::from(missing.write) << 1;
+                return (
+                    pf.rdma,
+                    vec![
+                        (l.rdma_bytes_committed, missing.done),
+                        (l.rdma_r_key, u64::from(key)),
+                        (l.rdma_packet_length, len),
+                        (l.rdma_op_len, missing.total),
+                        (l.rdma_va, va),
+                        (l.rdma_pftype_token, kind << 24 | token),
+                    ],
+                );
+            }
+            Side::Requester => {
+                let counter = self
+                    .qps
+                    .get(&qpn)
+                    .and_then(|qp| qp.current.as_ref())
+                    .map_or(0, |send| send.counter);
+                let kind = if missing.write {
+                    pf.requester_read
+                } else {
+                    pf.requester_send
+                };
+                (kind, qpn, counter)
+            }
+            Side::Receiver {
+                srqn: Some(srqn),
+                counter,
+                ..
+            } => (pf.rmp, srqn, counter),
+            Side::Receiver { qpn, counter, .. } => (pf.responder, qpn, counter),
+        };
+        let fields = vec![
+            (l.wqe_bytes_committed, missing.done),
+            (l.wqe_index, u64::from(counter)),
+            (l.wqe_packet_length, len),
+            (l.wqe_token, token),
+            (l.wqe_pftype_wq, kind << 24 | u64::from(wq)),
+        ];
+        (pf.wqe, fields)
+    }
+
+    fn memory_fault(&self, token: u64, missing: &Missing) -> Vec<(Field, u64)> {
+        const PAGE: u64 = 4096;
+        /// The last event of this fault.
+        const LAST: u64 = 1 << 7;
+        let l = &self.l.eqe;
+        let first = missing.va & !(PAGE - 1);
+        let pages = (missing.va - first + missing.len as u64).div_ceil(PAGE);
+        vec![
+            (l.memory_flags, LAST),
+            (l.memory_token_31_0, token & 0xffff_ffff),
+            (l.memory_token_47_32, token >> 32),
+            (l.memory_pages, pages << 12),
+            (l.memory_mkey, u64::from(missing.mkey)),
+            (l.memory_va, first),
+        ]
+    }
+
+    /// The driver has answered. Tells whether there was such a question.
+    pub fn resume(&mut self, token: u64, error: bool) -> bool {
+        self.witness.resume(token, error);
+        let Some(pending) = self.faults.pending.remove(&token) else {
+            // Its queue pair may have gone meanwhile.
+            return token <= self.faults.last;
+        };
+        self.resumed(pending, error);
+        true
+    }
+}

@@ -1,0 +1,104 @@
+//! A model of a ConnectX NIC, for the real mlx5 driver in a virtual machine.
+//!
+//! QEMU's `vfio-user-pci` is its only client: registers and configuration space
+//! arrive over a socket, and memory as files. A command's path, in file order:
+//! [`layout`] (where fields are) → [`memory`], [`pci`] → [`device`] (registers) →
+//! [`command`], [`caps`] → [`queue`] → [`mkey`], [`umr`] → [`qp`], [`transfer`] →
+//! [`fault`] → [`witness`] (what the judge reads).
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use crate::device::{Device, Options, Scheme};
+use crate::layout::Headers;
+use crate::memory::Memory;
+use crate::server::Shared;
+use crate::witness::Witness;
+
+mod caps;
+mod command;
+mod device;
+mod fault;
+mod layout;
+mod memory;
+mod mkey;
+mod pci;
+mod qp;
+mod queue;
+mod server;
+mod transfer;
+mod umr;
+mod witness;
+
+/// Serves a ConnectX to one QEMU, and ends with it.
+///
+/// Exit status: 0, or 1 if a rule of the witness was broken, or 2 if the device could
+/// not be served.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The socket to listen at; it must not exist
+    #[arg(long)]
+    socket: PathBuf,
+    /// The folder include/linux/mlx5 of the kernel that runs in the machine
+    #[arg(long)]
+    headers: PathBuf,
+    /// Write each DMA of data, change of a translation and page fault to this file, a
+    /// line of JSON each
+    #[arg(long)]
+    log: Option<PathBuf>,
+    /// The file behind a peer's BAR; the log calls the first one vram0
+    #[arg(long)]
+    peer: Vec<PathBuf>,
+    /// How page faults are reported
+    #[arg(long, value_enum, default_value = "transport")]
+    scheme: Scheme,
+    /// Tell of refused commands and of requests that fail
+    #[arg(long)]
+    verbose: bool,
+}
+
+fn main() -> ExitCode {
+    match serve(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("connectx: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn serve(arguments: &Arguments) -> Result<bool> {
+    let headers = Headers::read(&arguments.headers)?;
+    let server = server::listen(&arguments.socket)?;
+    let options = Options {
+        scheme: arguments.scheme,
+        verbose: arguments.verbose,
+    };
+    let witness = Witness::new(arguments.log.as_deref())?;
+    let memory = Memory::new(arguments.peer.clone());
+    let device = Device::new(&headers, options, memory, witness)?;
+    let shared = Shared::new(device);
+    let engine = thread::spawn({
+        let shared = shared.clone();
+        move || shared.work()
+    });
+    let ended = server.run(&mut shared.clone());
+    shared.stop();
+    engine
+        .join()
+        .ok()
+        .context("the thread that moves data has ended early")?;
+    let mut device = shared.lock();
+    device.witness.end();
+    for what in &device.witness.first_violations {
+        eprintln!("connectx: violation: {what}");
+    }
+    ended.context("QEMU's connection")?;
+    Ok(device.witness.totals.violations == 0)
+}

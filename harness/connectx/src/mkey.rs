@@ -1,0 +1,342 @@
+//! Memory keys: what an address in a work request stands for.
+
+use crate::device::Device;
+
+/// A key.
+#[derive(Clone, Debug)]
+pub struct Mkey {
+    /// Its context (`mkc`).
+    pub context: Vec<u8>,
+    /// Its translations, as the driver wrote them: MTTs, KLMs or KSMs.
+    pub entries: Vec<u8>,
+}
+
+/// What somebody wants to do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// To write it.
+    pub write: bool,
+    /// A peer on the network wants it, and not the queue's owner.
+    pub remote: bool,
+    /// It is an atomic operation.
+    pub atomic: bool,
+}
+
+/// Memory that is contiguous on the bus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: usize,
+    /// The key whose translation gave it.
+    pub mkey: u32,
+    /// The entry of that key.
+    pub entry: u64,
+    /// The address in that key.
+    pub va: u64,
+    /// The key says that addresses are translated beforehand.
+    pub ats: bool,
+    /// Relaxed ordering for this direction.
+    pub ro: bool,
+}
+
+/// Why there is no address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The page is not there: the driver is to be asked.
+    Fault {
+        /// The key that has no translation.
+        mkey: u32,
+        /// The address in it.
+        va: u64,
+    },
+    /// It is not allowed.
+    Denied(String),
+}
+
+/// Keys point to keys, and a chain of them may be a circle.
+const DEPTH: u32 = 4;
+
+/// Bits of an MTT below the address (`MLX5_IB_MTT_READ` and `_WRITE`; the driver's own
+/// header has them, and not one of those that are read).
+const MTT_READ: u64 = 1;
+const MTT_WRITE: u64 = 2;
+const MTT_FLAGS: u64 = 0xfff;
+
+fn denied<T>(why: String) -> Result<T, Stop> {
+    Err(Stop::Denied(why))
+}
+
+impl Device {
+    /// The pieces of `len` bytes at `va` of a key.
+    ///
+    /// Rights are those of the key that was named; a key that it points to must be in
+    /// use and of the same protection domain. What the hardware checks there is not
+    /// published.
+    pub fn translate(
+        &self,
+        key: u32,
+        va: u64,
+        len: usize,
+        want: Want,
+        pd: Option<u32>,
+    ) -> Result<Vec<Piece>, Stop> {
+        let mut pieces = Vec::new();
+        self.walk(key, va, len, want, pd, 0, &mut pieces)?;
+        Ok(pieces)
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "it calls itself with all of them"
+    )]
+    fn walk(
+        &self,
+        key: u32,
+        va: u64,
+        len: usize,
+        want: Want,
+        pd: Option<u32>,
+        depth: u32,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), Stop> {
+        if depth > DEPTH {
+            return denied(format!("key {key:#x}: too many levels"));
+        }
+        if key == self.reserved_lkey && !want.remote {
+            pieces.push(Piece {
+                addr: va,
+                len,
+                mkey: key,
+                entry: 0,
+                va,
+                ats: false,
+                ro: false,
+            });
+            return Ok(());
+        }
+        if key == self.null_mkey {
+            return Err(Stop::Fault { mkey: key, va });
+        }
+        let l = &self.l.mkc;
+        let Some(mkey) = self.mkeys.get(&(key >> 8)) else {
+            return denied(format!("key {key:#x} does not exist"));
+        };
+        let get = |field: crate::layout::Field| field.get(&mkey.context);
+        if get(l.free) != 0 {
+            return denied(format!("key {key:#x} is not in use"));
+        }
+        if get(l.mkey_7_0) != u64::from(key & 0xff) {
+            return denied(format!("key {key:#x} is of an earlier use"));
+        }
+        if pd.is_some_and(|pd| get(l.pd) != u64::from(pd)) {
+            return denied(format!("key {key:#x} is of another protection domain"));
+        }
+        if depth == 0 {
+            let right = match want {
+                Want { atomic: true, .. } => l.a,
+                Want {
+                    remote: true,
+                    write: true,
+                    ..
+                } => l.rw,
+                Want { remote: true, .. } => l.rr,
+                Want { write: true, .. } => l.lw,
+                _ => l.lr,
+            };
+            if get(right) == 0 {
+                return denied(format!("key {key:#x} does not allow {want:?}"));
+            }
+        }
+        let start = get(l.start_addr);
+        let end = va.checked_add(len as u64);
+        let is_inside =
+            get(l.length64) != 0 || va >= start && end.is_some_and(|end| end - start <= get(l.len));
+        if !is_inside {
+            return denied(format!("key {key:#x}: {va:#x} + {len:#x} is outside"));
+        }
+        let mode = get(l.access_mode_4_2) << 2 | get(l.access_mode_1_0);
+        if mode == self.c.mode.pa {
+            pieces.push(self.piece(key, mkey, va, len, 0, va, want));
+            return Ok(());
+        }
+        let shift = get(l.log_page_size);
+        if mode == self.c.mode.mtt {
+            return self.walk_mtt(key, mkey, shift, va, len, want, pieces);
+        }
+        if mode == self.c.mode.ksm {
+            let mask = mask(shift);
+            let (mut va, mut len) = (va, len);
+            while len > 0 {
+                let here = part(va, len, mask);
+                let index = at(va, shift).wrapping_sub(at(start, shift));
+                let Some((next, base)) = self.klm(mkey, index) else {
+                    return denied(format!("key {key:#x} has no entry {index}"));
+                };
+                let inner = base.wrapping_add(va & mask);
+                self.walk(next, inner, here, want, pd, depth + 1, pieces)?;
+                va += here as u64;
+                len -= here;
+            }
+            return Ok(());
+        }
+        if mode == self.c.mode.klms {
+            return self.walk_klm(
+                key,
+                mkey,
+                va.wrapping_sub(start),
+                len,
+                want,
+                pd,
+                depth,
+                pieces,
+            );
+        }
+        denied(format!(
+            "key {key:#x} has access mode {mode}, which is not modelled"
+        ))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "as its caller")]
+    fn walk_klm(
+        &self,
+        key: u32,
+        mkey: &Mkey,
+        mut offset: u64,
+        mut len: usize,
+        want: Want,
+        pd: Option<u32>,
+        depth: u32,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), Stop> {
+        let size = self.l.klm.size;
+        for entry in mkey.entries.chunks_exact(size) {
+            if len == 0 {
+                break;
+            }
+            let count = self.l.klm.bcount.get(entry);
+            if offset >= count {
+                offset -= count;
+                continue;
+            }
+            let here = usize::try_from(count - offset)
+                .unwrap_or(usize::MAX)
+                .min(len);
+            let next = self.l.klm.key.get(entry) as u32;
+            let va = self.l.klm.va.get(entry).wrapping_add(offset);
+            self.walk(next, va, here, want, pd, depth + 1, pieces)?;
+            offset = 0;
+            len -= here;
+        }
+        if len > 0 {
+            return denied(format!("key {key:#x} is shorter than it says"));
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "as its caller")]
+    fn walk_mtt(
+        &self,
+        key: u32,
+        mkey: &Mkey,
+        shift: u64,
+        mut va: u64,
+        mut len: usize,
+        want: Want,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), Stop> {
+        let mask = mask(shift);
+        let first = at(self.l.mkc.start_addr.get(&mkey.context), shift);
+        let needed = if want.write { MTT_WRITE } else { MTT_READ };
+        while len > 0 {
+            let here = part(va, len, mask);
+            let entry = at(va, shift).wrapping_sub(first);
+            let mtt = self.mtt(mkey, entry);
+            if mtt & needed == 0 {
+                return Err(Stop::Fault { mkey: key, va });
+            }
+            let addr = (mtt & !MTT_FLAGS).wrapping_add(va & mask);
+            pieces.push(self.piece(key, mkey, addr, here, entry, va, want));
+            va += here as u64;
+            len -= here;
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of what it makes")]
+    fn piece(
+        &self,
+        key: u32,
+        mkey: &Mkey,
+        addr: u64,
+        len: usize,
+        entry: u64,
+        va: u64,
+        want: Want,
+    ) -> Piece {
+        let l = &self.l.mkc;
+        let ro = if want.write {
+            l.relaxed_ordering_write
+        } else {
+            l.relaxed_ordering_read
+        };
+        Piece {
+            addr,
+            len,
+            mkey: key,
+            entry,
+            va,
+            ats: l.ma_translation_mode.get(&mkey.context) != 0,
+            ro: ro.get(&mkey.context) != 0,
+        }
+    }
+
+    /// A translation; beyond the table there is none.
+    fn mtt(&self, mkey: &Mkey, entry: u64) -> u64 {
+        let size = self.l.mtt.size;
+        let at = usize::try_from(entry)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(size);
+        let bytes = mkey.entries.get(at..at.saturating_add(size));
+        bytes.map_or(0, |bytes| self.l.mtt.ptag.get(bytes))
+    }
+
+    fn klm(&self, mkey: &Mkey, entry: u64) -> Option<(u32, u64)> {
+        let size = self.l.klm.size;
+        let at = usize::try_from(entry).ok()?.checked_mul(size)?;
+        let bytes = mkey.entries.get(at..at.checked_add(size)?)?;
+        Some((self.l.klm.key.get(bytes) as u32, self.l.klm.va.get(bytes)))
+    }
+
+    /// Which of these entries are present, for the witness: those of MTTs that can be read.
+    pub fn present(&self, mkey: &Mkey, entries: &[u8]) -> Vec<bool> {
+        let l = &self.l.mkc;
+        let mode = l.access_mode_1_0.get(&mkey.context);
+        if mode == self.c.mode.mtt {
+            let chunks = entries.chunks_exact(self.l.mtt.size);
+            let present = |mtt| self.l.mtt.ptag.get(mtt) & (MTT_READ | MTT_WRITE) != 0;
+            chunks.map(present).collect()
+        } else {
+            let chunks = entries.chunks_exact(self.l.klm.size);
+            chunks.map(|klm| self.l.klm.key.get(klm) != 0).collect()
+        }
+    }
+}
+
+/// The bits within a page of 2^shift bytes; of one beyond all memory, all bits.
+fn mask(shift: u64) -> u64 {
+    1u64.checked_shl(shift as u32)
+        .map_or(u64::MAX, |size| size - 1)
+}
+
+/// Which page an address is in.
+fn at(va: u64, shift: u64) -> u64 {
+    va.checked_shr(shift as u32).unwrap_or(0)
+}
+
+/// How much of `len` bytes is in the page of `va`.
+fn part(va: u64, len: usize, mask: u64) -> usize {
+    let rest = (mask - (va & mask)).saturating_add(1);
+    usize::try_from(rest).unwrap_or(usize::MAX).min(len)
+}

@@ -1,0 +1,145 @@
+//! UMR: a work request that changes a key, its context and its translations.
+
+use crate::device::Device;
+use crate::layout::Field;
+use crate::mkey::Want;
+use crate::qp::{Segment, Send};
+
+impl Device {
+    /// Carries out the request, or tells why not; then the key is as it was.
+    pub(crate) fn umr(&mut self, qpn: u32, send: &Send) -> Result<(), String> {
+        let Some(Segment::Inline(body)) = send.local.first() else {
+            return Err("a UMR without a body".to_owned());
+        };
+        let l = &self.l;
+        let key = u32::from_be_bytes(send.imm);
+        let (control, rest) = body
+            .split_at_checked(l.umr.size)
+            .ok_or("a UMR without its control segment")?;
+        let (context, rest) = rest
+            .split_at_checked(l.mkc.size)
+            .ok_or("a UMR without a context")?;
+        let flags = l.umr.flags.get(control);
+        let mask = l.umr.mkey_mask.get(control);
+        let mkey = self
+            .mkeys
+            .get(&(key >> 8))
+            .ok_or(format!("a UMR of key {key:#x}, which does not exist"))?;
+        if l.mkc.umr_en.get(&mkey.context) == 0 {
+            return Err(format!("key {key:#x} does not allow UMR"));
+        }
+        let is_free = l.mkc.free.get(&mkey.context) != 0;
+        let check = flags & (self.c.umr.check_free | self.c.umr.check_not_free);
+        // The driver's words: "fail if free", "fail if not free".
+        if check == self.c.umr.check_free && is_free {
+            return Err(format!("a UMR of key {key:#x}, which is not in use"));
+        }
+        if check == self.c.umr.check_not_free && !is_free {
+            return Err(format!("a UMR of key {key:#x}, which is in use"));
+        }
+        let changed = self.masked(mask)?;
+        let count = l.umr.xlt_octowords.get(control) as usize * 16;
+        let mut first = 0;
+        if flags & self.c.umr.translation_offset_en != 0 {
+            let low = l.umr.xlt_offset.get(control);
+            first = (low | l.umr.xlt_offset_47_16.get(control) << 16) as usize * 16;
+        }
+        let entries = if count == 0 {
+            Vec::new()
+        } else if flags & self.c.umr.inline != 0 {
+            // Translations in the request itself begin at a multiple of 64 bytes.
+            rest.get(..count)
+                .ok_or("inline translations that are cut off")?
+                .to_vec()
+        } else {
+            self.gather_entries(qpn, rest, count)?
+        };
+        // UMR writes blocks of 64 bytes, so a shorter table ends with the last of them.
+        let size = l.mkc.translations_octword_size.get(&mkey.context) as usize * 16;
+        let size = size.next_multiple_of(64);
+        if first.saturating_add(entries.len()) > size {
+            return Err(format!(
+                "key {key:#x} has {size} bytes of translations, and {} at {first} are none of them",
+                entries.len()
+            ));
+        }
+        let present = self.present(mkey, &entries);
+        let stride = entries.len() / present.len().max(1);
+        let mkey = self.mkeys.get_mut(&(key >> 8)).expect("it was there");
+        for field in changed {
+            field.set(&mut mkey.context, field.get(context));
+        }
+        if !entries.is_empty() {
+            if mkey.entries.len() < first + entries.len() {
+                mkey.entries.resize(first + entries.len(), 0);
+            }
+            mkey.entries[first..first + entries.len()].copy_from_slice(&entries);
+            self.witness.umr(key, (first / stride) as u64, &present);
+        }
+        Ok(())
+    }
+
+    fn gather_entries(&self, qpn: u32, rest: &[u8], count: usize) -> Result<Vec<u8>, String> {
+        let l = &self.l.data;
+        let want = Want {
+            write: false,
+            remote: false,
+            atomic: false,
+        };
+        if rest.len() < l.size {
+            return Err("a UMR that says nowhere where its translations are".to_owned());
+        }
+        let (key, va) = (l.lkey.get(rest) as u32, l.addr.get(rest));
+        if (l.byte_count.get(rest) as usize) < count {
+            return Err("translations that are shorter than their number".to_owned());
+        }
+        let pd = Some(self.qps[&qpn].pd);
+        let pieces = self.translate(key, va, count, want, pd);
+        let mut data = vec![0; count];
+        let mut rest = &mut data[..];
+        for piece in pieces.map_err(|stop| format!("translations at {va:#x}: {stop:?}"))? {
+            let (here, left) = rest.split_at_mut(piece.len);
+            rest = left;
+            let read = self.memory.read(piece.addr, here);
+            read.map_err(|refused| format!("translations at {va:#x}: {refused:?}"))?;
+        }
+        Ok(data)
+    }
+
+    /// The fields that a mask names. One that the model does not know is an error: to
+    /// leave it out would be to do half of what was asked.
+    fn masked(&self, mask: u64) -> Result<Vec<Field>, String> {
+        let (l, m) = (&self.l.mkc, &self.c.mkey_mask);
+        let table: [(u64, &[Field]); 18] = [
+            (m.len, &[l.len, l.length64]),
+            (m.page_size, &[l.log_page_size]),
+            (m.page_size_5, &[l.log_page_size]),
+            (m.start_addr, &[l.start_addr]),
+            (m.pd, &[l.pd]),
+            (m.en_rinval, &[l.en_rinval]),
+            (m.bsf_en, &[l.bsf_en]),
+            (m.key, &[l.mkey_7_0]),
+            (m.qpn, &[l.qpn]),
+            (m.lr, &[l.lr]),
+            (m.lw, &[l.lw]),
+            (m.rr, &[l.rr]),
+            (m.rw, &[l.rw]),
+            (m.a, &[l.a]),
+            (m.small_fence, &[l.small_fence_on_rdma_read_response]),
+            (m.relaxed_ordering_write, &[l.relaxed_ordering_write]),
+            (m.relaxed_ordering_read, &[l.relaxed_ordering_read]),
+            (m.free, &[l.free]),
+        ];
+        let known = table.iter().fold(0, |known, (bit, _)| known | bit);
+        if mask & !known != 0 {
+            return Err(format!(
+                "bits {:#x} of a mask are not modelled",
+                mask & !known
+            ));
+        }
+        let chosen = table.iter().filter(|(bit, _)| mask & bit != 0);
+        Ok(chosen
+            .flat_map(|(_, fields)| fields.iter().copied())
+            .collect())
+    }
+}

@@ -1,0 +1,317 @@
+//! The witness: writes down each DMA of data, each change of a translation and each
+//! page fault, in the order in which the device did them, for the judge to read.
+//!
+//! A line of JSON each. `n` counts events; a DMA names the change (`umr`) that made
+//! the translation it used, so that "before or after which invalidation" can be read
+//! from the numbers alone. Queues, completions and mailboxes are not written down.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::memory::{Refused, Target};
+
+/// A DMA of data, or the attempt.
+#[derive(Clone, Debug, Serialize)]
+pub struct Dma {
+    /// `read` or `write`, as the device sees it.
+    pub dir: &'static str,
+    /// The address on the bus.
+    pub addr: u64,
+    /// Bytes.
+    pub len: usize,
+    /// The queue pair.
+    pub qpn: u32,
+    /// The key whose translation it was.
+    pub mkey: u32,
+    /// The address in that key.
+    pub va: u64,
+    /// ATS: the address was translated by the IOMMU beforehand.
+    pub ats: bool,
+    /// Relaxed ordering.
+    pub ro: bool,
+    /// The change that wrote this translation.
+    pub umr: u64,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Dma {
+        #[serde(flatten)]
+        dma: &'a Dma,
+        to: String,
+    },
+    /// Entries `first..first + count` of a key's translations were written; `cleared`
+    /// of them are absent now.
+    Umr {
+        mkey: u32,
+        first: u64,
+        count: u64,
+        cleared: u64,
+    },
+    Fault {
+        kind: &'a str,
+        token: u64,
+        mkey: u32,
+        va: u64,
+        len: usize,
+    },
+    Resume {
+        token: u64,
+        error: bool,
+    },
+    Command {
+        name: &'a str,
+        status: u64,
+    },
+    Violation {
+        what: &'a str,
+    },
+    End {
+        #[serde(flatten)]
+        totals: &'a Totals,
+    },
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    n: u64,
+    us: u128,
+    #[serde(flatten)]
+    event: Event<'a>,
+}
+
+/// What was counted, for the end.
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct Totals {
+    /// Bytes read from and written to host memory.
+    pub ram_bytes: u64,
+    /// Bytes read from and written to BARs of peers.
+    pub peer_bytes: u64,
+    /// Of these, by address translation service.
+    pub ats_bytes: u64,
+    /// Page faults.
+    pub faults: u64,
+    /// Changes of translations.
+    pub umrs: u64,
+    /// Commands.
+    pub commands: u64,
+    /// Rules that were broken.
+    pub violations: u64,
+}
+
+/// Writes the log.
+pub struct Witness {
+    out: Option<BufWriter<File>>,
+    begin: Instant,
+    n: u64,
+    /// Which change wrote a translation: by key, then by entry.
+    written: HashMap<u32, HashMap<u64, u64>>,
+    /// What was counted.
+    pub totals: Totals,
+    /// What was broken first, for people.
+    pub first_violations: Vec<String>,
+}
+
+/// More are counted and not told.
+const TOLD: usize = 10;
+
+impl Witness {
+    /// Without a file it only counts.
+    pub fn new(log: Option<&Path>) -> Result<Self> {
+        let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
+        Ok(Self {
+            out: log.map(open).transpose()?.map(BufWriter::new),
+            begin: Instant::now(),
+            n: 0,
+            written: HashMap::new(),
+            totals: Totals::default(),
+            first_violations: Vec::new(),
+        })
+    }
+
+    fn line(&mut self, event: Event<'_>) -> u64 {
+        self.n += 1;
+        if let Some(out) = &mut self.out {
+            let us = self.begin.elapsed().as_micros();
+            let line = Line {
+                n: self.n,
+                us,
+                event,
+            };
+            // A full disk must not end the device; the judge misses the end line.
+            if serde_json::to_writer(&mut *out, &line).is_err() || out.write_all(b"\n").is_err() {
+                self.out = None;
+            }
+        }
+        self.n
+    }
+
+    /// The change that last wrote a translation.
+    pub fn writer(&self, mkey: u32, entry: u64) -> u64 {
+        let written = self.written.get(&mkey).and_then(|of| of.get(&entry));
+        written.copied().unwrap_or(0)
+    }
+
+    /// A DMA was done, or refused: that is a violation, unless the driver never said
+    /// where the memory was.
+    pub fn dma(&mut self, dma: &Dma, done: &Result<Target, Refused>) {
+        let to = match done {
+            Ok(Target::Ram) => {
+                self.totals.ram_bytes += dma.len as u64;
+                "ram".to_owned()
+            }
+            Ok(Target::Peer(n)) => {
+                self.totals.peer_bytes += dma.len as u64;
+                format!("vram{n}")
+            }
+            Err(refused) => format!("{refused:?}"),
+        };
+        if dma.ats && done.is_ok() {
+            self.totals.ats_bytes += dma.len as u64;
+        }
+        self.line(Event::Dma {
+            dma,
+            to: to.clone(),
+        });
+        if done.is_err() {
+            self.violation(&format!(
+                "DMA {} of {} bytes at {:#x} by key {:#x}: {to}",
+                dma.dir, dma.len, dma.addr, dma.mkey
+            ));
+        }
+    }
+
+    /// Translations were written.
+    pub fn umr(&mut self, mkey: u32, first: u64, entries: &[bool]) {
+        self.totals.umrs += 1;
+        let count = entries.len() as u64;
+        let cleared = entries.iter().filter(|present| !**present).count() as u64;
+        let n = self.line(Event::Umr {
+            mkey,
+            first,
+            count,
+            cleared,
+        });
+        let written = self.written.entry(mkey).or_default();
+        for (entry, present) in (first..).zip(entries) {
+            if *present {
+                written.insert(entry, n);
+            } else {
+                written.remove(&entry);
+            }
+        }
+    }
+
+    /// A key is gone.
+    pub fn forget(&mut self, mkey: u32) {
+        self.written.remove(&mkey);
+    }
+
+    /// A page fault was reported.
+    pub fn fault(&mut self, kind: &str, token: u64, mkey: u32, va: u64, len: usize) {
+        self.totals.faults += 1;
+        self.line(Event::Fault {
+            kind,
+            token,
+            mkey,
+            va,
+            len,
+        });
+    }
+
+    /// The driver has answered it.
+    pub fn resume(&mut self, token: u64, error: bool) {
+        self.line(Event::Resume { token, error });
+    }
+
+    /// A command was carried out.
+    pub fn command(&mut self, name: &str, status: u64) {
+        self.totals.commands += 1;
+        self.line(Event::Command { name, status });
+    }
+
+    /// A rule was broken.
+    pub fn violation(&mut self, what: &str) {
+        self.totals.violations += 1;
+        if self.first_violations.len() < TOLD {
+            self.first_violations.push(what.to_owned());
+        }
+        self.line(Event::Violation { what });
+    }
+
+    /// Lets the reader see all of it.
+    pub fn flush(&mut self) {
+        if let Some(out) = &mut self.out {
+            // As in `line`.
+            let _ = out.flush();
+        }
+    }
+
+    /// Writes the last line.
+    pub fn end(&mut self) {
+        let totals = self.totals.clone();
+        self.line(Event::End { totals: &totals });
+        self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dma(addr: u64) -> Dma {
+        Dma {
+            dir: "write",
+            addr,
+            len: 8,
+            qpn: 1,
+            mkey: 0x100,
+            va: 0,
+            ats: false,
+            ro: false,
+            umr: 1,
+        }
+    }
+
+    #[test]
+    fn what_is_refused_is_a_violation() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut witness = Witness::new(Some(log.path())).unwrap();
+        witness.umr(0x100, 0, &[true, false]);
+        assert_eq!(witness.writer(0x100, 0), 1);
+        assert_eq!(witness.writer(0x100, 1), 0);
+        witness.dma(&dma(0x1000), &Ok(Target::Peer(0)));
+        witness.dma(&dma(0x2000), &Err(Refused::Unmapped(0x2000)));
+        witness.end();
+        let text = std::fs::read_to_string(log.path()).unwrap();
+        let events: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let names: Vec<_> = events
+            .iter()
+            .map(|e| e["event"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, ["umr", "dma", "dma", "violation", "end"]);
+        assert_eq!(events[1]["to"], "vram0");
+        assert_eq!(events[4]["peer_bytes"], 8);
+        assert_eq!(events[4]["violations"], 1);
+    }
+
+    #[test]
+    fn a_translation_that_ended_has_no_writer() {
+        let mut witness = Witness::new(None).unwrap();
+        witness.umr(1, 4, &[true, true]);
+        witness.umr(1, 4, &[false, true]);
+        assert_eq!((witness.writer(1, 4), witness.writer(1, 5)), (0, 2));
+        witness.forget(1);
+        assert_eq!(witness.writer(1, 5), 0);
+    }
+}

@@ -1,0 +1,104 @@
+use super::*;
+
+/// A model that a script plays, in a machine's folder.
+struct Machine {
+    paths: Paths,
+    dir: PathBuf,
+    _scratch: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new(script: &str) -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let root = scratch.path().to_owned();
+        let paths = Paths {
+            work: root.join("build"),
+            output: root.join("build"),
+            cache: root.join("cache"),
+            root: root.clone(),
+            kdir: None,
+        };
+        let program = program(&paths);
+        fs::create_dir_all(program.parent().unwrap()).unwrap();
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&program, mode).unwrap();
+        let dir = root.join("build/run");
+        fs::create_dir_all(&dir).unwrap();
+        Self {
+            paths,
+            dir,
+            _scratch: scratch,
+        }
+    }
+
+    fn start(&self) -> Result<ConnectX> {
+        let arguments = ["--seed".to_owned(), "7".to_owned()];
+        ConnectX::start(
+            &self.paths,
+            &self.dir,
+            0,
+            &arguments,
+            Some(Duration::from_secs(20)),
+        )
+    }
+}
+
+#[test]
+fn a_model_that_has_nothing_to_complain_of() {
+    let machine = Machine::new("echo \"$*\" >arguments; : >connectx0.sock");
+    let nic = machine.start().unwrap();
+    assert_eq!(end(vec![nic]).unwrap(), None);
+    let arguments = fs::read_to_string(machine.dir.join("arguments")).unwrap();
+    let headers = machine.paths.tree().join("include/linux/mlx5");
+    let headers = headers.display();
+    assert_eq!(
+        arguments,
+        format!("--socket connectx0.sock --headers {headers} --log connectx0.log --seed 7\n")
+    );
+}
+
+#[test]
+fn a_rule_that_is_broken_is_told() {
+    let machine = Machine::new(": >connectx0.sock; echo 'DMA after unmap' >&2; exit 1");
+    let complaint = end(vec![machine.start().unwrap()]).unwrap().unwrap();
+    assert!(complaint.starts_with("connectx0: a rule is broken\n"));
+    assert!(complaint.contains("DMA after unmap"), "{complaint}");
+}
+
+#[test]
+fn a_model_that_fails_is_told_with_its_log() {
+    let machine = Machine::new("echo 'the last' >connectx0.log; : >connectx0.sock; exit 101");
+    let complaint = end(vec![machine.start().unwrap()]).unwrap().unwrap();
+    assert!(complaint.contains("exit status: 101"), "{complaint}");
+    assert!(complaint.contains("the last"), "{complaint}");
+}
+
+#[test]
+fn a_model_that_does_not_start() {
+    let machine = Machine::new("echo 'no such headers' >&2; exit 2");
+    let error = machine.start().err().unwrap().to_string();
+    assert!(error.contains("exit status: 2"), "{error}");
+    assert!(error.contains("no such headers"), "{error}");
+    fs::remove_file(program(&machine.paths)).unwrap();
+    let error = machine.start().err().unwrap().to_string();
+    assert!(error.contains("harness/setup.sh"), "{error}");
+}
+
+#[test]
+fn a_model_that_does_not_end_is_ended() {
+    let machine = Machine::new("echo $$ >pid; : >connectx0.sock; trap '' TERM; sleep 1000");
+    let nic = machine.start().unwrap();
+    let complaint = nic.end(Duration::from_millis(100)).unwrap().unwrap();
+    assert!(complaint.contains("did not end"), "{complaint}");
+    let pid = fs::read_to_string(machine.dir.join("pid")).unwrap();
+    assert!(crate::proc::ends(&pid));
+}
+
+#[test]
+fn a_model_whose_machine_does_not_boot_is_ended() {
+    let machine = Machine::new("echo $$ >pid; : >connectx0.sock; sleep 1000");
+    drop(machine.start().unwrap());
+    let pid = fs::read_to_string(machine.dir.join("pid")).unwrap();
+    assert!(crate::proc::ends(&pid));
+}
