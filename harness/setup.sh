@@ -26,7 +26,8 @@ tool='cargo-web qemu-system-x86 python3-venv xz-utils zstd
 style='python3-ply python3-git codespell sparse python3-sphinx rust-web-clippy'
 # RDMA in the guest, which sees these files: tools, libraries, and rdma-core's own
 # tests with what makes a kernel's report of theirs.
-rdma='iproute2 ibverbs-providers libibverbs-dev pkgconf python3-pyverbs python3-tap'
+rdma='iproute2 ibverbs-providers ibverbs-utils libibverbs-dev perftest pkgconf
+	python3-pyverbs python3-tap'
 
 packages="$kernel $tool"
 [ "${1-}" = demo ] || packages="$packages $style $rdma"
@@ -127,7 +128,7 @@ elif command -v dpkg-query >/dev/null 2>&1; then
 else
 	for program in clang-19 ld.lld-19 gcc make git perl flex bison bc pahole \
 		depmod cpio rsync ccache python3 xz zstd qemu-system-x86_64 \
-		ip rdma pkg-config taskset \
+		ip rdma ib_write_bw pkg-config taskset \
 		/usr/bin/cargo /usr/bin/rustc; do
 		command -v "$program" >/dev/null 2>&1 ||
 			die "$program not found. This is not a Debian: install what holds it, then try again."

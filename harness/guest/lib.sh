@@ -1,7 +1,8 @@
 # What runs in the guest: sourced by the job that the tool writes. Results go to
 # files of the host, because the console is shared with the kernel.
 #
-# The job sets: out (a directory of the host), P2PTEST_MODDIR (modules).
+# The job sets: out (a directory of the host), P2PTEST_MODDIR (modules), guest (this
+# directory, for scripts that come after).
 
 # Shells are slow in an emulated machine: this file uses few programs.
 

@@ -31,9 +31,10 @@ done
 # No huge pages are reserved: rdma-core's tests would ask for memory regions of
 # such pages, which rxe does not have, and take the refusal for a failure.
 
-# pyverbs SCRIPT TESTS MODULE: a module of rdma-core's own tests; SCRIPT is
-# unittest_ktap.py, and TESTS the directory above them
+# pyverbs TESTS MODULE...: modules of rdma-core's own tests, in this directory
 pyverbs() {
-	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$2:$2/tests \
-		/usr/bin/python3 "$1" "$3" --dev rxe0 --gid "$rxe_gid"
+	_tests=$1
+	shift
+	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$_tests:$_tests/tests \
+		/usr/bin/python3 "$guest/unittest_ktap.py" "$@" --dev rxe0 --gid "$rxe_gid"
 }

@@ -1,11 +1,12 @@
-"""Runs a module of rdma-core's own tests, and prints what a kernel selftest does.
+"""Runs modules of rdma-core's own tests, and prints what a kernel selftest does.
 
-usage: unittest_ktap.py MODULE [OPTION OF THE TESTS...], e.g. test_odp --dev rxe0
+usage: unittest_ktap.py MODULE... [OPTION OF THE TESTS...], e.g. test_odp --dev rxe0
 
 The tests are in PYTHONPATH: as package `tests`, and its directory for the parser
-of their options. Each test is named by its class and method: the report must not
-change with the words in somebody's doc string. The plan comes first, so that a
-crash in the middle is seen.
+of their options. Each test is named by its module, class and method: the report must
+not change with the words in somebody's doc string. The plan comes first, so that a
+crash in the middle is seen. One Python runs all modules: `tests` imports every test
+there is, which takes longer in an emulated machine than most modules do.
 """
 
 import sys
@@ -29,7 +30,7 @@ class Result(TAPTestResult):
     """Names tests."""
 
     def _description(self, test):
-        return ".".join(test.id().split(".")[-2:])
+        return ".".join(test.id().split(".")[-3:])
 
 
 class Runner(TAPTestRunner):
@@ -51,12 +52,12 @@ class Runner(TAPTestRunner):
 
 
 def main():
-    """Runs the module that the first argument names."""
+    """Runs the modules that the arguments name."""
     sys.stdout.reconfigure(line_buffering=True)
-    module = sys.argv.pop(1)
     # Takes its options out of sys.argv.
     parser.parse_args()
-    unittest.main(module=None, argv=[sys.argv[0], f"tests.{module}"], testRunner=Runner())
+    modules = [f"tests.{module}" for module in sys.argv[1:]]
+    unittest.main(module=None, argv=[sys.argv[0], *modules], testRunner=Runner())
 
 
 main()

@@ -156,11 +156,15 @@ impl Device {
 
     fn memory_fault(&self, token: u64, missing: &Missing) -> Vec<(Field, u64)> {
         const PAGE: u64 = 4096;
+        const AT_ONCE: u64 = 1 << 20;
         /// The last event of this fault.
         const LAST: u64 = 1 << 7;
         let l = &self.l.eqe;
+        // The rest of the operation will be missing as well, most likely. The driver leaves
+        // out what is beyond the region.
+        let rest = (missing.total - missing.done).clamp(missing.len as u64, AT_ONCE);
         let first = missing.va & !(PAGE - 1);
-        let pages = (missing.va - first + missing.len as u64).div_ceil(PAGE);
+        let pages = (missing.va - first + rest).div_ceil(PAGE);
         vec![
             (l.memory_flags, LAST),
             (l.memory_token_31_0, token & 0xffff_ffff),

@@ -1,20 +1,24 @@
-//! The main job, once per scenario of each topology: a process's memory lies in
-//! the GPU, the NIC reads and writes it, and the judge looks.
+//! The main job, once per scenario of each topology and NIC: a process's memory lies in
+//! the GPU, the NIC reads and writes it, and the judge looks. Where the NIC is a model of a
+//! ConnectX, its log must agree.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::Built;
 use crate::proc::quote;
 use crate::report::Outcome;
-use crate::topology::{Kind, Scenario, Topology};
+use crate::topology::{Kind, Scenario, Topology, connectx};
 use crate::vm::{Boot, Booter, Ran};
+use crate::witness::{self, Conversation};
 
-/// What p2p_demo writes of a scenario.
+/// What p2p_demo, with whichever NIC, writes of a scenario.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Played {
     /// `bus_addr`, `host_bridge` or `host`
@@ -44,6 +48,8 @@ pub struct Played {
 pub struct Row {
     /// The topology.
     pub topology: String,
+    /// `edu` or `mlx5`
+    pub nic: &'static str,
     /// The scenario.
     pub scenario: String,
     /// What came of it; nothing if the machine ended before.
@@ -59,91 +65,141 @@ impl Row {
     }
 }
 
-/// The job that plays a topology's scenarios for `make demo`.
-pub fn job(topology: &Topology) -> String {
-    format!("demo/{}", topology.name)
-}
-
 /// The command that does an outcome of such a job again.
 pub fn repeat(outcome: &Outcome) -> String {
-    let topology = outcome.suite.trim_start_matches("demo/");
-    format!("make demo ONLY={topology}")
+    format!("make demo ONLY={}", outcome.suite)
 }
 
-/// Boots a topology and plays its scenarios.
-pub fn play(
-    booter: &Booter<'_>,
-    name: &str,
-    kernel: &Built,
-    topology: &Topology,
-    limit: Duration,
-) -> Result<(Vec<Row>, Ran)> {
-    let step = booter.ui.step(format!("run: {name}"));
-    let ran = booter.boot(
-        &Boot {
-            name,
-            kernel,
-            topology,
-            kind: Kind::Counting,
-            connectx: &[],
-            append: &[],
-            icount: None,
-            coverage: false,
-            job: script(booter, kernel, topology),
-            limit,
-        },
-        &step,
-    )?;
-    let rows = topology
-        .scenarios
-        .iter()
-        .enumerate()
-        .map(|(number, scenario)| row(topology, number, scenario, &ran))
-        .collect();
-    Ok((rows, ran))
+/// A job that plays a topology's scenarios.
+pub struct Demo<'a> {
+    /// Names it in results.
+    pub name: &'a str,
+    /// The kernel.
+    pub kernel: Built,
+    /// Whose scenarios.
+    pub topology: &'a Topology,
+    /// The kind of machine, and so the NIC.
+    pub kind: Kind,
+    /// Added to the arguments of the model that is the NIC of a parallel machine.
+    pub connectx: &'a [String],
+    /// Modules.
+    pub load: &'a [String],
+    /// The program that plays with this NIC.
+    pub program: PathBuf,
+    /// When it counts as hung.
+    pub limit: Duration,
+}
+
+impl Demo<'_> {
+    /// Boots the topology and plays.
+    pub fn play(&self, booter: &Booter<'_>) -> Result<(Vec<Row>, Ran)> {
+        let step = booter.ui.step(format!("run: {}", self.name));
+        let ran = booter.boot(
+            &Boot {
+                name: self.name,
+                kernel: &self.kernel,
+                topology: self.topology,
+                kind: self.kind,
+                connectx: self.connectx,
+                append: &[],
+                icount: None,
+                coverage: false,
+                job: self.script(booter),
+                limit: self.limit,
+            },
+            &step,
+        )?;
+        let witness = match self.kind {
+            Kind::Counting => None,
+            Kind::Parallel => Some(Witness::read(&ran)),
+        };
+        let scenarios = self.topology.scenarios.iter().enumerate();
+        let rows = scenarios
+            .map(|(number, scenario)| self.row(number, scenario, &ran, witness.as_ref()))
+            .collect();
+        Ok((rows, ran))
+    }
+
+    fn script(&self, booter: &Booter<'_>) -> String {
+        let program = quote(&self.program.to_string_lossy());
+        let mut job = booter.load(self.load, self.topology);
+        job.push_str("find_judge\n");
+        for (number, scenario) in self.topology.scenarios.iter().enumerate() {
+            let file = file(number, scenario);
+            job.push_str(&format!(
+                "run {file} {program} --judge \"$judge\" --scenario {} --pages {} \
+                 --expect-kind {} --expect-peer {} --expect-home {} --out \"$out/{file}.json\"\n",
+                scenario.name, scenario.pages, scenario.kind, scenario.peer, scenario.home,
+            ));
+        }
+        job
+    }
+
+    fn row(&self, number: usize, scenario: &Scenario, ran: &Ran, witness: Option<&Witness>) -> Row {
+        let file = file(number, scenario);
+        let played: Option<Played> = ran
+            .file(&format!("{file}.json"))
+            .and_then(|text| serde_json::from_str(&text).ok());
+        let mut wrong = Vec::new();
+        match &played {
+            Some(played) => {
+                wrong.extend(mismatch(scenario, self.topology.iommu, played));
+                let count = self.topology.scenarios.len();
+                let log = witness.map(|witness| witness.contradicts(number, count, played));
+                wrong.extend(log.flatten());
+            }
+            None => wrong.push(format!(
+                "no result: {}",
+                ran.file(&format!("{file}.log"))
+                    .filter(|log| !log.trim().is_empty())
+                    .or_else(|| ran.trouble())
+                    .unwrap_or_else(|| "p2p_demo wrote none".to_owned())
+            )),
+        }
+        Row {
+            topology: self.topology.name.clone(),
+            nic: match self.kind {
+                Kind::Counting => "edu",
+                Kind::Parallel => "mlx5",
+            },
+            scenario: scenario.name.clone(),
+            played,
+            trouble: (!wrong.is_empty()).then(|| wrong.join("\n")),
+        }
+    }
+}
+
+/// The log of a machine's NIC, a conversation for each scenario; or why it cannot be read.
+struct Witness(Result<Vec<Conversation>, String>);
+
+impl Witness {
+    fn read(ran: &Ran) -> Self {
+        let file = ran.dir.join(format!("{}.log", connectx(0)));
+        let text = fs::read_to_string(&file).map_err(Into::into);
+        let read = text.and_then(|text| witness::conversations(&text));
+        let read = read.with_context(|| file.display().to_string());
+        Self(read.map_err(|error| format!("the NIC's log is no witness: {error:#}")))
+    }
+
+    /// Why the log does not go with scenario `number` of `count`.
+    fn contradicts(&self, number: usize, count: usize, played: &Played) -> Option<String> {
+        let conversations = match &self.0 {
+            Ok(conversations) => conversations,
+            Err(error) => return Some(error.clone()),
+        };
+        if conversations.len() != count {
+            return Some(format!(
+                "the NIC's log has {} conversations, for {count} scenarios",
+                conversations.len()
+            ));
+        }
+        // Written once, and read once.
+        conversations[number].contradicts(played.peer_pages * 4096 * 2)
+    }
 }
 
 fn file(number: usize, scenario: &Scenario) -> String {
     format!("{number}-{}", scenario.name)
-}
-
-fn script(booter: &Booter<'_>, kernel: &Built, topology: &Topology) -> String {
-    let program = kernel.selftests("p2pdma").join("p2p_demo");
-    let program = quote(&program.to_string_lossy());
-    let mut job = booter.load(&["p2ptest_gpu", "p2ptest_nic"], topology);
-    job.push_str("find_judge\n");
-    for (number, scenario) in topology.scenarios.iter().enumerate() {
-        let file = file(number, scenario);
-        job.push_str(&format!(
-            "run {file} {program} --judge \"$judge\" --scenario {} --pages {} \
-             --expect-kind {} --expect-peer {} --expect-home {} --out \"$out/{file}.json\"\n",
-            scenario.name, scenario.pages, scenario.kind, scenario.peer, scenario.home,
-        ));
-    }
-    job
-}
-
-fn row(topology: &Topology, number: usize, scenario: &Scenario, ran: &Ran) -> Row {
-    let file = file(number, scenario);
-    let played: Option<Played> = ran
-        .file(&format!("{file}.json"))
-        .and_then(|text| serde_json::from_str(&text).ok());
-    let trouble = match &played {
-        Some(played) => mismatch(scenario, topology.iommu, played),
-        None => Some(format!(
-            "no result: {}",
-            ran.file(&format!("{file}.log"))
-                .filter(|log| !log.trim().is_empty())
-                .or_else(|| ran.trouble())
-                .unwrap_or_else(|| "p2p_demo wrote none".to_owned())
-        )),
-    };
-    Row {
-        topology: topology.name.clone(),
-        scenario: scenario.name.clone(),
-        played,
-        trouble,
-    }
 }
 
 /// What was expected and not seen. The program in the guest has compared as
@@ -199,6 +255,7 @@ pub fn table(rows: &[Row]) -> String {
     table.load_preset(presets::ASCII_MARKDOWN);
     table.set_header([
         "topology",
+        "NIC",
         "scenario",
         "map type",
         "peer",
@@ -210,11 +267,12 @@ pub fn table(rows: &[Row]) -> String {
     ]);
     for row in rows {
         let Some(played) = &row.played else {
-            table.add_row([&row.topology, &row.scenario, "no result"]);
+            table.add_row([&row.topology, row.nic, &row.scenario, "no result"]);
             continue;
         };
         table.add_row([
             row.topology.clone(),
+            row.nic.to_owned(),
             row.scenario.clone(),
             map_type(played),
             played.peer_pages.to_string(),
@@ -225,7 +283,7 @@ pub fn table(rows: &[Row]) -> String {
             reasons(played),
         ]);
     }
-    for column in 3..7 {
+    for column in 4..8 {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -35,6 +35,7 @@ mod topology;
 mod tree;
 mod ui;
 mod vm;
+mod witness;
 
 fn main() -> ExitCode {
     outcome::exit(cli::run)

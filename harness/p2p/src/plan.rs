@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use ktap::Status;
 use serde::Deserialize;
 
-use crate::demo;
+use crate::demo::Demo;
 use crate::kernel::{Built, Kernels, Source};
 use crate::logscan;
 use crate::outcome::Usage;
@@ -24,6 +24,7 @@ use crate::shell;
 use crate::topology::{Kind, Machine, Topologies, Topology};
 use crate::vm::{Boot, Booter, End, Ran};
 
+mod claims;
 mod inputs;
 
 /// qemu/tests.toml
@@ -49,8 +50,8 @@ pub struct Spec {
     /// Added to the arguments of the model that is the NIC of a parallel machine.
     #[serde(default)]
     pub connectx: Vec<String>,
-    #[serde(default)]
-    pub scenarios: bool,
+    /// The program, as in `programs`, that plays the topology's scenarios.
+    pub scenarios: Option<String>,
     /// Modules that are loaded first.
     #[serde(default)]
     pub load: Vec<String>,
@@ -64,6 +65,9 @@ pub struct Spec {
     /// Modules of rdma-core's own tests.
     #[serde(default)]
     pub pyverbs: Vec<String>,
+    /// Commands that those scripts define, which report as programs do.
+    #[serde(default)]
+    pub commands: Vec<String>,
     /// The kernel's own tests at boot, by filter.
     pub kunit: Option<String>,
     #[serde(default)]
@@ -81,6 +85,8 @@ pub struct Spec {
     /// Text in the reasons for which tests may skip, besides those of the topology;
     /// nothing: any reason will do.
     pub skips: Option<Vec<String>>,
+    /// How many tests must run and pass; others than those of its machine.
+    pub at_least: Option<usize>,
     /// Seconds until the machine counts as hung.
     pub limit: u64,
 }
@@ -147,9 +153,6 @@ impl Spec {
     fn check(&self) -> Result<()> {
         let name = &self.name;
         match self.machine {
-            Kind::Parallel if self.scenarios => {
-                bail!("job {name}: the NIC of scenarios is edu, which parallel machines lack")
-            }
             Kind::Parallel if self.icount.is_some() => {
                 bail!("job {name}: icount is of counting machines only")
             }
@@ -199,6 +202,22 @@ impl<'a> Job<'a> {
         self.spec.machine == Kind::Parallel
     }
 
+    /// What plays its topology's scenarios, if it is that which it does.
+    pub fn demo(&self, paths: &Paths) -> Option<Demo<'_>> {
+        let (folder, program) = split(self.spec.scenarios.as_deref()?);
+        let kernel = Built::at(paths, &self.kernel);
+        Some(Demo {
+            name: &self.name,
+            program: kernel.selftests(folder).join(program),
+            kernel,
+            topology: self.topology,
+            kind: self.spec.machine,
+            connectx: &self.spec.connectx,
+            load: &self.spec.load,
+            limit: Duration::from_secs(self.spec.limit),
+        })
+    }
+
     /// A shell in its machine, with its modules loaded.
     pub fn shell(&self, booter: &Booter<'_>, paths: &Paths) -> Result<()> {
         let boot = Boot {
@@ -226,14 +245,24 @@ impl<'a> Job<'a> {
         }
         let limit = Duration::from_secs(self.spec.limit);
         let mut outcomes = Vec::new();
-        let ran = if self.spec.scenarios {
-            let (rows, ran) = demo::play(booter, &self.name, &kernel, self.topology, limit)?;
+        let ran = if let Some(demo) = self.demo(paths) {
+            let (rows, ran) = demo.play(booter)?;
             outcomes.extend(rows.iter().map(|row| row.outcome(&self.name)));
             ran
         } else {
             let ran = self.boot(booter, paths, &kernel, limit)?;
-            for program in self.spec.programs.iter().chain(&self.spec.pyverbs) {
+            for program in &self.spec.programs {
                 outcomes.extend(self.program(program, &ran));
+            }
+            if self.needs_rdma_core() {
+                outcomes.extend(self.program("pyverbs", &ran));
+            }
+            if !self.spec.commands.is_empty() {
+                let commands = self.spec.commands.iter();
+                let told = Vec::from_iter(commands.flat_map(|name| self.program(name, &ran)));
+                let trouble = claims::contradicted(&told, &ran);
+                outcomes.extend(told);
+                outcomes.push(Outcome::unless(&self.name, "the NIC's log agrees", trouble));
             }
             ran
         };
@@ -241,6 +270,10 @@ impl<'a> Job<'a> {
             for case in ktap::parse(&ran.console) {
                 outcomes.push(Outcome::from_ktap(&self.name, "kunit", case));
             }
+        }
+        if let Some(floor) = self.spec.at_least {
+            let trouble = too_few(&outcomes, floor);
+            outcomes.push(Outcome::unless(&self.name, "enough tests pass", trouble));
         }
         outcomes.extend(of_machine(&self.name, &ran, &self.spec.allow, paths));
         if self.spec.kmemleak {
@@ -283,6 +316,8 @@ impl<'a> Job<'a> {
             None => kernel.clone(),
         };
         let mut job = booter.load(&self.spec.load, self.topology);
+        let guest = paths.root.join("harness/guest");
+        job.push_str(&format!("guest={}\n", quote(&guest.to_string_lossy())));
         for script in &self.spec.prepare {
             let file = guest_script(&paths.root, script);
             job.push_str(&format!(". {}\n", quote(&file.to_string_lossy())));
@@ -298,15 +333,15 @@ impl<'a> Job<'a> {
             ));
         }
         if self.needs_rdma_core() {
-            let script = paths.root.join("harness/guest/unittest_ktap.py");
             let tests = rdma_core::tests(paths, booter.ui)?;
-            for module in &self.spec.pyverbs {
-                job.push_str(&format!(
-                    "run {module} pyverbs {} {} {module}\n",
-                    quote(&script.to_string_lossy()),
-                    quote(&tests.to_string_lossy()),
-                ));
-            }
+            job.push_str(&format!(
+                "run pyverbs pyverbs {} {}\n",
+                quote(&tests.to_string_lossy()),
+                self.spec.pyverbs.join(" "),
+            ));
+        }
+        for command in &self.spec.commands {
+            job.push_str(&format!("run {command} {command}\n"));
         }
         if self.spec.kmemleak {
             job.push_str("kmemleak\n");
@@ -368,6 +403,22 @@ impl<'a> Job<'a> {
         }
         outcomes
     }
+}
+
+/// Why these are fewer tests that pass than there must be.
+fn too_few(outcomes: &[Outcome], floor: usize) -> Option<String> {
+    let count = |status| {
+        let all = outcomes.iter();
+        all.filter(|outcome| outcome.status == status).count()
+    };
+    let passed = count(Status::Passed);
+    (passed < floor).then(|| {
+        format!(
+            "{passed} passed, {} failed, {} skipped; at least {floor} must pass",
+            count(Status::Failed),
+            count(Status::Skipped)
+        )
+    })
 }
 
 /// A script of the guest's side that jobs may have run first.

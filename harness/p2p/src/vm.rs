@@ -219,7 +219,8 @@ impl Booter<'_> {
             Kind::Counting => 0,
             Kind::Parallel => boot.topology.nics.len(),
         };
-        let start = |number| ConnectX::start(self.paths, dir, number, boot.connectx, limit);
+        let gpus = boot.topology.gpus.len();
+        let start = |number| ConnectX::start(self.paths, dir, number, gpus, boot.connectx, limit);
         (0..nics).map(start).collect()
     }
 

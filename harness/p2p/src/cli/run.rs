@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use ktap::Status;
@@ -14,7 +14,7 @@ use crate::bench::{self, Bench};
 use crate::bisect::{self, Bisect};
 use crate::check::{self, Checker};
 use crate::coverage::{self, Coverage};
-use crate::demo;
+use crate::demo::{self, Demo};
 use crate::export;
 use crate::hw;
 use crate::kept::{self, Kept};
@@ -29,7 +29,7 @@ use crate::proc;
 use crate::report::{Outcome, Report};
 use crate::series::Series;
 use crate::setup;
-use crate::topology::{Topologies, Topology};
+use crate::topology::Topologies;
 use crate::tree;
 use crate::ui::{Ui, seconds};
 use crate::vm::Booter;
@@ -228,49 +228,50 @@ impl Run<'_> {
 
     fn demo(&self, only: &Only) -> Result<Verdict> {
         let topologies = Topologies::read(&self.paths.root)?;
-        let names: Vec<_> = topologies.all().iter().map(|t| t.name.clone()).collect();
-        only.check(&names)?;
-        let picked: Vec<_> = topologies.all();
-        let picked: Vec<_> = picked.into_iter().filter(|t| only.picks(&t.name)).collect();
         let kernels = Kernels::read(&self.paths.root)?;
-        let needed: Vec<_> = kernels
-            .names()
-            .into_iter()
-            .filter(|name| picked.iter().any(|t| t.kernel == *name))
-            .collect();
+        let mut jobs = Plan::read(&self.paths.root)?.jobs(&topologies)?;
+        jobs.retain(|job| job.demo(self.paths).is_some());
+        only.check(&Vec::from_iter(jobs.iter().map(|job| &job.name)))?;
+        jobs.retain(|job| only.picks(&job.name));
+        let needed = kernels_for(&Vec::from_iter(&jobs), &kernels);
         let (tools, tree) = self.tools_and_tree()?;
+        self.qemu_for(&jobs)?;
         let builder = self.builder(&tools, &tree, &self.compiler);
         let booter = self.booter(&tools, &topologies);
-        let limit = Duration::from_secs(300);
         let found = Mutex::new(Vec::new());
-        let jobs: Vec<_> = picked.iter().copied().enumerate().collect();
         let build = |name: &str| builder.one(&kernels, name);
-        let run = |(number, topology): (usize, &Topology)| {
-            let name = demo::job(topology);
-            let kernel = Built::at(self.paths, &topology.kernel);
-            let (rows, ran) = demo::play(&booter, &name, &kernel, topology, limit)?;
+        let run = |(number, job, demo): (usize, &Job<'_>, Demo<'_>)| {
+            let (rows, ran) = demo.play(&booter)?;
+            let (name, topology) = (&job.name, demo.topology);
             let log = self.paths.short(&ran.dir.join("console.log"));
             self.ui.say(format!(
                 "{name}: {} ({}, log: {log})",
                 topology.summary,
                 seconds(ran.time)
             ));
-            let machine = of_machine(&name, &ran, &[], self.paths);
+            let machine = of_machine(name, &ran, &[], self.paths);
+            // In the order of topologies, and of the plan in each.
+            let all = topologies.all();
+            let place = all.iter().position(|other| other.name == topology.name);
             let mut found = found.lock().expect("no panic holds it");
-            found.push((number, name, rows, machine));
+            found.push(((place, number), name.clone(), rows, machine));
             Ok(())
         };
+        let numbered = jobs.iter().enumerate();
+        let demos = numbered
+            .filter_map(|(number, job)| Some((number, job, job.demo(self.paths)?)))
+            .collect();
         let needed = kernels.in_order(&needed);
         run_as_built(
-            jobs,
-            |(_, topology)| vec![topology.kernel.as_str()],
+            demos,
+            |(_, job, _)| job.needs(),
             &needed,
             self.jobs(),
             build,
             run,
         )?;
         let mut found = found.into_inner().expect("no panic holds it");
-        found.sort_by_key(|(number, ..)| *number);
+        found.sort_by_key(|(place, ..)| *place);
         let (mut rows, mut report) = (Vec::new(), Report::default());
         for (_, name, played, machine) in found {
             let outcomes = &mut report.outcomes;

@@ -57,6 +57,7 @@ fn trouble_says_what_was_expected_and_seen() {
 fn the_table_has_a_line_per_scenario() {
     let row = |topology: &str, played: Option<Played>| Row {
         topology: topology.into(),
+        nic: if topology == "iommu" { "mlx5" } else { "edu" },
         scenario: "resident".into(),
         played,
         trouble: None,
@@ -80,7 +81,44 @@ fn the_table_has_a_line_per_scenario() {
     ]);
     assert_eq!(text.lines().count(), 6, "{text}");
     assert!(text.contains("HOST_BRIDGE (IOVA)"), "{text}");
+    assert!(text.contains("| iommu    | mlx5 | resident |"), "{text}");
     assert!(text.contains("BUS_ADDR, mixed"), "{text}");
     assert!(text.contains("topology 32"), "{text}");
     assert!(text.contains("no result"), "{text}");
+}
+
+/// What a model wrote of DMA of VRAM by one process each.
+fn witness(bytes: &[u64]) -> Witness {
+    let log = bytes.iter().map(|bytes| {
+        let dma = format!(r#"{{"event":"dma","to":"vram0","len":{bytes}}}"#);
+        format!("{dma}\n{{\"event\":\"command\",\"name\":\"DESTROY_QP\"}}\n")
+    });
+    let sum: u64 = bytes.iter().sum();
+    let end = format!(r#"{{"event":"end","ram_bytes":0,"peer_bytes":{sum}}}"#);
+    let log = log.chain([end]).collect::<String>();
+    Witness(Ok(witness::conversations(&log).unwrap()))
+}
+
+#[test]
+fn the_log_of_the_nic_must_agree() {
+    let none = Played {
+        peer_pages: 0,
+        ..played()
+    };
+    let seen = witness(&[64 * 8192, 64 * 4096, 4096]);
+    assert_eq!(seen.contradicts(0, 3, &played()), None);
+    let told = seen.contradicts(1, 3, &played()).unwrap();
+    assert!(told.contains("claimed 524288 bytes"), "{told}");
+    assert!(seen.contradicts(2, 3, &none).is_some());
+    let told = seen.contradicts(0, 2, &played()).unwrap();
+    assert!(told.contains("3 conversations, for 2 scenarios"), "{told}");
+    let ran = Ran {
+        dir: PathBuf::from("/nonexistent"),
+        end: crate::vm::End::Done(0),
+        console: String::new(),
+        time: Duration::ZERO,
+        witness: None,
+    };
+    let told = Witness::read(&ran).contradicts(0, 1, &played()).unwrap();
+    assert!(told.contains("/nonexistent/connectx0.log"), "{told}");
 }

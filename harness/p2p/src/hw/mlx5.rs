@@ -1,7 +1,7 @@
 //! In which memory mlx5 uses pages of peers, by the PCIe settings of the NIC and
-//! of the switch port above it: mlx5_odp_p2p_works() and mlx5_odp_needs_ats() of
-//! drivers/infiniband/hw/mlx5/odp.c. The GPU's port is not looked at there. In a
-//! VM there is no such port, for the kernel as for us.
+//! of the switch port above it: the rule of drivers/infiniband/hw/mlx5/odp_p2p.h, for
+//! one switch. The GPU's port is not looked at there. In a VM that hides its switches
+//! there is no such port; the kernel then assumes the worst, and we say nothing.
 
 use super::host::Host;
 use super::pci::{COMPLETION_REDIRECT, Config, DIRECT_TRANSLATED, Device, REQUEST_REDIRECT};
@@ -60,9 +60,7 @@ fn relaxed_reads(host: &Host, nic: &Device) -> bool {
 /// Whether memory that is registered with relaxed ordering gets ATS, if the port
 /// lets translated requests go straight to a peer.
 fn ats(host: &Host, nic: &Device) -> bool {
-    let allowed = host.read("/sys/module/mlx5_ib/parameters/odp_ats");
     let translated = nic.iommu.as_deref();
-    allowed.as_deref() == Some("Y")
-        && translated.is_some_and(|kind| kind.starts_with("DMA"))
+    translated.is_some_and(|kind| kind.starts_with("DMA"))
         && Config::read(host, &nic.address).is_some_and(|config| config.ats())
 }

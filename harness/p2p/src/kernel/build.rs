@@ -481,11 +481,13 @@ impl Make<'_> {
 
     /// `entry`: `folder` or `folder/program`.
     fn selftests(&self, entry: &str, step: &Step<'_>) -> Result<()> {
-        let (folder, program) = match entry.split_once('/') {
-            Some((folder, program)) => (folder, Some(program)),
-            None => (entry, None),
+        let all = self.source.join("tools/testing/selftests");
+        let (folder, program) = match entry.rsplit_once('/') {
+            // Folders may be in folders.
+            Some((folder, program)) if !all.join(entry).is_dir() => (folder, Some(program)),
+            _ => (entry, None),
         };
-        let source = self.source.join("tools/testing/selftests").join(folder);
+        let source = all.join(folder);
         if !source.is_dir() {
             bail!("kernel {}: the tree has no {}", self.name, source.display());
         }
@@ -500,7 +502,7 @@ impl Make<'_> {
             .arg(format!("OUTPUT={}", output.display()))
             .arg(format!("KHDR_INCLUDES=-isystem {}", headers.display()))
             .arg("CC=gcc");
-        if folder == OURS {
+        if Path::new(folder).starts_with(OURS) {
             command.arg("USERCFLAGS=-Werror");
         }
         if let Some(program) = program {

@@ -20,23 +20,34 @@ fn the_plan_of_this_repository() {
             assert!(!kernel.is_built_only(), "{} cannot boot it", job.name);
         }
         assert!(
-            job.spec.scenarios
+            job.spec.scenarios.is_some()
                 || job.spec.kunit.is_some()
                 || !job.spec.programs.is_empty()
                 || !job.spec.pyverbs.is_empty()
+                || !job.spec.commands.is_empty()
                 // Its NIC is a witness.
                 || job.is_parallel(),
             "{} has nothing to do",
             job.name
         );
         // Any reason will do where none is named.
-        let has_tests = !job.spec.programs.is_empty() || !job.spec.pyverbs.is_empty();
+        let has_tests = !job.spec.programs.is_empty()
+            || !job.spec.pyverbs.is_empty()
+            || !job.spec.commands.is_empty();
         assert_eq!(job.spec.skips.is_some(), has_tests, "{}", job.name);
+        // How many tests there are is not written in what is ours.
+        let is_foreign = !job.spec.pyverbs.is_empty() || job.spec.kunit.is_some();
+        assert!(
+            job.spec.at_least.is_some() || !is_foreign,
+            "{} has no floor",
+            job.name
+        );
+        assert!(job.is_parallel() || job.spec.commands.is_empty());
         for script in &job.spec.prepare {
             assert!(guest_script(&root(), script).is_file(), "{script}");
         }
         let source = kernels.get(job.needs().last().unwrap()).unwrap();
-        for program in &job.spec.programs {
+        for program in job.spec.programs.iter().chain(&job.spec.scenarios) {
             let (program, _) = words(program);
             let built = source
                 .selftests
@@ -133,6 +144,21 @@ fn a_skip_that_nobody_expects_fails() {
 }
 
 #[test]
+fn tests_that_do_not_run_are_missed() {
+    let mut outcomes = vec![
+        Outcome::passed("a", "one"),
+        Outcome::passed("a", "two"),
+        Outcome::skipped("a", "three", "why"),
+    ];
+    assert_eq!(too_few(&outcomes, 2), None);
+    let told = "2 passed, 0 failed, 1 skipped; at least 3 must pass";
+    assert_eq!(too_few(&outcomes, 3).unwrap(), told);
+    outcomes[1] = Outcome::failed("a", "two", "no");
+    let told = "1 passed, 1 failed, 1 skipped; at least 2 must pass";
+    assert_eq!(too_few(&outcomes, 2).unwrap(), told);
+}
+
+#[test]
 fn a_loud_log_and_a_leak_are_failures() {
     let (_dir, quiet) = ran("[ 0.0] Linux\n", &[("kmemleak", "")]);
     assert_eq!(loud(&quiet, &[]), None);
@@ -175,7 +201,7 @@ fn without_a_scan_nobody_knows_of_leaks() {
 #[test]
 fn what_a_machine_does_after_its_last_scenario_counts() {
     let topologies = Topologies::read(&root()).unwrap();
-    let topology = topologies.get("switch").unwrap();
+    let jobs = Plan::read(&root()).unwrap().jobs(&topologies).unwrap();
     let paths = Paths {
         root: "/p2p".into(),
         work: "/p2p/build".into(),
@@ -184,10 +210,9 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
         kdir: None,
     };
     let failures = |ran: &Ran| {
-        let name = demo::job(topology);
-        let mut outcomes = of_machine(&name, ran, &[], &paths);
+        let mut outcomes = of_machine("demo/switch", ran, &[], &paths);
         outcomes.retain(|outcome| outcome.status == Status::Failed);
-        crate::report::Report { outcomes }.tell(demo::repeat)
+        crate::report::Report { outcomes }.tell(crate::demo::repeat)
     };
     let (_dir, good) = ran("[ 0.0] Linux\n", &[]);
     assert_eq!(failures(&good), "");
@@ -203,11 +228,16 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
     assert!(told.starts_with("FAILED demo/switch: the machine ends well\n"));
     assert!(told.contains("300 s") && told.contains("console.log"));
     let (_, repeat) = told.split_once("to repeat: make demo ONLY=").unwrap();
-    // `make demo` knows topologies by their names.
-    let names = topologies.all().into_iter().map(|t| t.name.clone());
-    let only = Only::new(Some(repeat.trim()));
-    only.check(&Vec::from_iter(names)).unwrap();
-    assert!(only.picks(&topology.name));
+    // `make demo` knows jobs by their names, and those of a topology.
+    let demos = jobs.iter().filter(|job| job.demo(&paths).is_some());
+    let names = Vec::from_iter(demos.map(|job| job.name.as_str()));
+    let picked = |only: &str| {
+        let only = Only::new(Some(only));
+        only.check(&names).unwrap();
+        Vec::from_iter(names.iter().copied().filter(|name| only.picks(name)))
+    };
+    assert_eq!(picked(repeat.trim()), ["demo/switch"]);
+    assert_eq!(picked("switch"), ["demo/switch", "demo-mlx5/switch"]);
 }
 
 #[test]
@@ -327,9 +357,7 @@ fn what_a_kind_of_machine_cannot_have() {
         toml::from_str::<Spec>(&text).unwrap().check().is_ok()
     };
     assert!(check("icount='shift=0'") && check("machine='parallel'\nconnectx=['--x']"));
-    assert!(check("machine='counting'\nscenarios=true"));
     assert!(!check("machine='parallel'\nicount='shift=0'"));
-    assert!(!check("machine='parallel'\nscenarios=true"));
     assert!(!check("connectx=['--x']"));
 }
 

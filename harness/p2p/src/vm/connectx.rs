@@ -13,7 +13,7 @@ use anyhow::{Result, bail};
 use super::indent;
 use crate::paths::Paths;
 use crate::proc::{Background, background, interrupted, tail};
-use crate::topology::connectx as file_name;
+use crate::topology::{connectx as file_name, vram};
 
 /// How soon it listens.
 const START: Duration = Duration::from_secs(10);
@@ -36,11 +36,13 @@ pub fn program(paths: &Paths) -> PathBuf {
 
 impl ConnectX {
     /// Starts the model that is NIC `number` of the machine in `dir`, and waits until it
-    /// listens. `limit`: that of the machine; none for a shell.
+    /// listens. `gpus`: how many there are; the log calls their memory vram0, vram1, ...
+    /// `limit`: that of the machine; none for a shell.
     pub fn start(
         paths: &Paths,
         dir: &Path,
         number: usize,
+        gpus: usize,
         arguments: &[String],
         limit: Option<Duration>,
     ) -> Result<Self> {
@@ -68,6 +70,7 @@ impl ConnectX {
             .arg("--headers")
             .arg(paths.tree().join("include/linux/mlx5"))
             .args(["--log", &format!("{name}.log")])
+            .args((0..gpus).map(|gpu| format!("--peer={}", vram(gpu))))
             .args(arguments);
         let mut nic = Self {
             process: background(&mut command, &dir.join(format!("{name}.err")))?,

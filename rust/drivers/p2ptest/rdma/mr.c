@@ -35,29 +35,20 @@ static unsigned long part_index(const struct rdma_part *part,
 	return (addr - part->start) >> part->shift;
 }
 
-static bool part_invalidate(struct mmu_interval_notifier *mni,
-			    const struct mmu_notifier_range *range,
-			    unsigned long cur_seq)
+/*
+ * Take pages away from the device, and then from the core. A page goes as a
+ * whole.
+ */
+static void part_zap(struct rdma_part *part, unsigned long start,
+		     unsigned long end)
 {
-	struct ib_umem_odp *odp =
-		container_of(mni, struct ib_umem_odp, notifier);
-	struct rdma_part *part;
-	unsigned long start, end, idx;
+	unsigned long idx;
 	bool used = false;
 
-	if (!mmu_notifier_range_blockable(range))
-		return false;
+	lockdep_assert_held(&part->odp->umem_mutex);
 
-	mutex_lock(&odp->umem_mutex);
-	mmu_interval_set_seq(mni, cur_seq);
-	/* Without a page that is mapped, odp->private may not be set yet. */
-	if (!odp->npages)
-		goto out;
-
-	part = odp->private;
-	/* A page goes as a whole. */
-	start = ALIGN_DOWN(max(part->start, range->start), BIT(part->shift));
-	end = ALIGN(min(rdma_part_end(part), range->end), BIT(part->shift));
+	start = ALIGN_DOWN(max(part->start, start), BIT(part->shift));
+	end = ALIGN(min(rdma_part_end(part), end), BIT(part->shift));
 	for (idx = part_index(part, start); idx < part_index(part, end); idx++) {
 		used |= part->mtt[idx];
 		WRITE_ONCE(part->mtt[idx], 0);
@@ -69,8 +60,24 @@ static bool part_invalidate(struct mmu_interval_notifier *mni,
 		mutex_unlock(&part->dev->edu.lock);
 	}
 
-	ib_umem_odp_unmap_dma_pages(odp, start, end);
-out:
+	ib_umem_odp_unmap_dma_pages(part->odp, start, end);
+}
+
+static bool part_invalidate(struct mmu_interval_notifier *mni,
+			    const struct mmu_notifier_range *range,
+			    unsigned long cur_seq)
+{
+	struct ib_umem_odp *odp =
+		container_of(mni, struct ib_umem_odp, notifier);
+
+	if (!mmu_notifier_range_blockable(range))
+		return false;
+
+	mutex_lock(&odp->umem_mutex);
+	mmu_interval_set_seq(mni, cur_seq);
+	/* Without a page that is mapped, odp->private may not be set yet. */
+	if (odp->npages)
+		part_zap(odp->private, range->start, range->end);
 	mutex_unlock(&odp->umem_mutex);
 	return true;
 }
@@ -389,15 +396,22 @@ static int mr_access(struct rdma_mr *mr, u32 flags)
 int rdma_mr_rereg(struct rdma_mr *mr, u32 flags)
 {
 	int access = mr_access(mr, mr->flags | flags);
-	struct ib_umem *umem = mr->umem;
+	struct ib_umem_odp *odp = mr->part.odp;
+	int ret;
 
 	if (access < 0)
 		return access;
 	if (mr->root)
 		return -EOPNOTSUPP;
-	if (mr->part.odp)
-		umem = &mr->part.odp->umem;
-	return ib_umem_check_rereg(umem, IB_MR_REREG_ACCESS, access);
+	ret = ib_umem_check_rereg(odp ? &odp->umem : mr->umem,
+				  IB_MR_REREG_ACCESS, access);
+	if (ret || !odp || ib_umem_odp_may_p2p(&mr->dev->ibdev, access))
+		return ret;
+
+	guard(mutex)(&odp->umem_mutex);
+	if (ib_umem_odp_forbid_p2p(odp))
+		part_zap(&mr->part, mr->part.start, rdma_part_end(&mr->part));
+	return 0;
 }
 
 static int mr_init(struct rdma_mr *mr)

@@ -20,7 +20,6 @@ fn with_ats(acs: u16) -> Fixture {
     let fixture = redirecting(acs);
     fixture.config(NIC, ATS_CONTROL, 0x8000);
     fixture.set(NIC, "iommu_group/type", "DMA-FQ\n");
-    fixture.write("sys/module/mlx5_ib/parameters/odp_ats", "Y\n");
     fixture
 }
 
@@ -61,9 +60,6 @@ fn ats_is_used_where_all_agree() {
     assert_eq!(used(&fixture), Some((false, true)));
     let fixture = with_ats(0x4c);
     fixture.set(NIC, "iommu_group/type", "identity\n");
-    assert_eq!(used(&fixture), Some((false, true)));
-    let fixture = with_ats(0x4c);
-    fixture.write("sys/module/mlx5_ib/parameters/odp_ats", "N\n");
     assert_eq!(used(&fixture), Some((false, true)));
 }
 

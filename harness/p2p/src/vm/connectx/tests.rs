@@ -38,6 +38,7 @@ impl Machine {
             &self.paths,
             &self.dir,
             0,
+            2,
             &arguments,
             Some(Duration::from_secs(20)),
         )
@@ -54,7 +55,10 @@ fn a_model_that_has_nothing_to_complain_of() {
     let headers = headers.display();
     assert_eq!(
         arguments,
-        format!("--socket connectx0.sock --headers {headers} --log connectx0.log --seed 7\n")
+        format!(
+            "--socket connectx0.sock --headers {headers} --log connectx0.log \
+             --peer=vram0 --peer=vram1 --seed 7\n"
+        )
     );
 }
 

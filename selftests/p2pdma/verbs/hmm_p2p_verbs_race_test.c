@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Test of RDMA on-demand paging over device private memory with a real verbs
+ * device: memory, regions, queue pairs, processes and the GPU change or go away
+ * while transfers run
+ *
+ * $P2P_VERBS_ROUNDS is how often; the default keeps slow emulation short.
+ */
+#include "verbs_fixture.h"
+
+#define RACE_PAGES	64UL
+
+static unsigned int rounds(void)
+{
+	const char *text = getenv("P2P_VERBS_ROUNDS");
+
+	return text && *text ? strtoul(text, NULL, 0) : 10;
+}
+
+/* A thread that writes and reads back until it is told to stop */
+struct traffic {
+	pthread_t thread;
+	struct verbs_link *link;
+	struct verbs_buf mine;
+	struct verbs_buf theirs;
+	bool stop;
+	unsigned int done;	/* rounds */
+	int status;		/* of the first transfer that failed */
+	bool wrong;		/* what came back is not what was written */
+};
+
+static void *traffic_run(void *arg)
+{
+	struct traffic *t = arg;
+	struct verbs_end mine = verbs_at(&t->mine, 0);
+	struct verbs_end theirs = verbs_at(&t->theirs, 0);
+	unsigned int i;
+
+	for (i = 0; !__atomic_load_n(&t->stop, __ATOMIC_RELAXED); i++) {
+		verbs_buf_fill(&t->mine, AFTER + i);
+		t->status = verbs_do(t->link, IBV_WR_RDMA_WRITE, mine, theirs,
+				     t->mine.len);
+		if (t->status)
+			break;
+		memcpy(t->theirs.want + P2P_PAGE, t->mine.want + P2P_PAGE,
+		       t->mine.len);
+		memset(t->mine.p, 0, t->mine.len);
+		t->status = verbs_do(t->link, IBV_WR_RDMA_READ, mine, theirs,
+				     t->mine.len);
+		if (t->status)
+			break;
+		t->wrong = memcmp(t->mine.p, t->mine.want + P2P_PAGE,
+				  t->mine.len);
+		if (t->wrong)
+			break;
+		__atomic_store_n(&t->done, i + 1, __ATOMIC_RELAXED);
+	}
+	__atomic_store_n(&t->stop, true, __ATOMIC_RELAXED);
+	return NULL;
+}
+
+static void traffic_start(struct __test_metadata *_metadata, VERBS_SELF *self,
+			  struct traffic *t, size_t pages)
+{
+	t->link = &self->link;
+	verbs_buf_init(_metadata, self, &t->mine, pages, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &t->theirs, pages, OTHER, VERBS_ODP);
+	verbs_buf_to_vram(_metadata, self, &t->theirs);
+	ASSERT_EQ(0, pthread_create(&t->thread, NULL, traffic_run, t));
+}
+
+/* Has it ended, or got further than @done rounds? It cannot hang */
+static bool traffic_past(struct traffic *t, unsigned int done)
+{
+	return __atomic_load_n(&t->stop, __ATOMIC_RELAXED) ||
+	       __atomic_load_n(&t->done, __ATOMIC_RELAXED) > done;
+}
+
+static void traffic_wait(struct traffic *t, unsigned int more)
+{
+	unsigned int done = __atomic_load_n(&t->done, __ATOMIC_RELAXED);
+
+	while (!traffic_past(t, done + more))
+		p2p_sleep_ms(1);
+}
+
+static void traffic_stop(struct __test_metadata *_metadata, VERBS_SELF *self,
+			 struct traffic *t)
+{
+	__atomic_store_n(&t->stop, true, __ATOMIC_RELAXED);
+	ASSERT_EQ(0, pthread_join(t->thread, NULL));
+	verbs_expect_success(_metadata, t->status);
+	EXPECT_FALSE(t->wrong)
+		TH_LOG("what was read is not what was written");
+	verbs_buf_check(_metadata, self, &t->theirs);
+	verbs_buf_check(_metadata, self, &t->mine);
+	verbs_buf_free(_metadata, &t->theirs);
+	verbs_buf_free(_metadata, &t->mine);
+}
+
+static void touch(const struct verbs_buf *buf)
+{
+	size_t i;
+
+	for (i = 0; i < buf->len; i += P2P_PAGE)
+		p2p_compare_byte(buf->p + i, 0, 1);
+}
+
+/* To VRAM, and home because the GPU evicts it, or because the CPU touches it */
+static void move(struct __test_metadata *_metadata, VERBS_SELF *self,
+		 size_t pages)
+{
+	struct traffic t = { };
+	unsigned int i;
+	long in = 0, n;
+
+	traffic_start(_metadata, self, &t, pages);
+	for (i = 0; !traffic_past(&t, rounds()); i++) {
+		struct verbs_buf *buf = i & 1 ? &t.mine : &t.theirs;
+
+		n = p2p_gpu_to_vram(&self->gpu, buf->p, buf->len);
+		ASSERT_LE(0, n);
+		in += n;
+		p2p_sleep_ms(1);
+		if (i & 2)
+			touch(buf);
+		else
+			ASSERT_LE(0, p2p_gpu_to_host(&self->gpu, buf->p,
+						     buf->len / 2));
+	}
+	EXPECT_LT(0, in);
+	traffic_stop(_metadata, self, &t);
+}
+
+TEST_F_TIMEOUT(verbs, move, TIMEOUT_S)
+{
+	move(_metadata, self, RACE_PAGES);
+}
+
+TEST_F_TIMEOUT(verbs, move_huge, TIMEOUT_S)
+{
+	move(_metadata, self, P2P_HUGE / P2P_PAGE);
+}
+
+/* What a transfer that lost its region may have done: all, part or nothing */
+static void expect_old_or_new(struct __test_metadata *_metadata,
+			      struct verbs_buf *buf, __u64 old, __u64 new)
+{
+	size_t i;
+
+	for (i = 0; i < buf->len; i += 64) {
+		EXPECT_TRUE(p2p_compare(buf->p + i, old, i, 64) == 64 ||
+			    p2p_compare(buf->p + i, new, i, 64) == 64) {
+			TH_LOG("page %zu, byte %zu is neither old nor new",
+			       i / P2P_PAGE, i % P2P_PAGE);
+			return;
+		}
+	}
+}
+
+/*
+ * The region of one side ends, or both queue pairs do, while a page fault of
+ * the transfer may be pending
+ */
+static void end_pending(struct __test_metadata *_metadata, VERBS_SELF *self,
+			bool remote, bool queues)
+{
+	struct verbs_buf mine, theirs, *ends = remote ? &theirs : &mine;
+	unsigned int i;
+	int status;
+
+	for (i = 0; i < rounds() && !_metadata->exit_code; i++) {
+		verbs_buf_init(_metadata, self, &mine, RACE_PAGES, AFTER,
+			       VERBS_ODP);
+		verbs_buf_init(_metadata, self, &theirs, RACE_PAGES, BEFORE,
+			       VERBS_ODP);
+		verbs_buf_to_vram(_metadata, self, &mine);
+		verbs_buf_to_vram(_metadata, self, &theirs);
+		ASSERT_EQ(0, verbs_post(&self->link, IBV_WR_RDMA_WRITE,
+					verbs_at(&mine, 0),
+					verbs_at(&theirs, 0), mine.len));
+		/* Begin, some of the times */
+		if (i & 1)
+			p2p_sleep_ms(i & 3);
+		if (!queues) {
+			EXPECT_EQ(0, ibv_dereg_mr(ends->mr));
+			ends->mr = NULL;
+			status = verbs_wait(&self->link, ASKS);
+			EXPECT_LE(0, status)
+				TH_LOG("%s", verbs_str(status));
+		}
+		verbs_relink(_metadata, self);
+		expect_old_or_new(_metadata, &theirs, BEFORE, AFTER);
+		verbs_buf_check(_metadata, self, &mine);
+		verbs_buf_free(_metadata, &mine);
+		verbs_buf_free(_metadata, &theirs);
+	}
+}
+
+TEST_F_TIMEOUT(verbs, dereg_remote, TIMEOUT_S)
+{
+	end_pending(_metadata, self, true, false);
+}
+
+TEST_F_TIMEOUT(verbs, dereg_local, TIMEOUT_S)
+{
+	end_pending(_metadata, self, false, false);
+}
+
+TEST_F_TIMEOUT(verbs, destroy_queues, TIMEOUT_S)
+{
+	end_pending(_metadata, self, true, true);
+}
+
+/* Others */
+
+/* A process of its own, with its own memory, regions and queue pairs */
+static void own_setup(struct __test_metadata *_metadata, VERBS_SELF *self,
+		      VERBS_SELF *own)
+{
+	/* The fixture's data is shared with the parent */
+	*own = *self;
+	ASSERT_EQ(NULL, verbs_open(&own->v));
+	ASSERT_EQ(0, verbs_link(&own->v, &own->link));
+	ASSERT_EQ(0, p2p_gpu_open(&own->gpu, 0));
+}
+
+TEST_F_TIMEOUT(verbs, processes, TIMEOUT_S)
+{
+	struct traffic t = { };
+	VERBS_SELF own;
+	pid_t pid[4];
+	size_t i;
+
+	for (i = 0; i < ARRAY_SIZE(pid); i++) {
+		pid[i] = p2p_fork_child(_metadata);
+		if (pid[i])
+			continue;
+		own_setup(_metadata, self, &own);
+		traffic_start(_metadata, &own, &t, RACE_PAGES);
+		while (!traffic_past(&t, rounds())) {
+			ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, t.theirs.p,
+						     t.theirs.len));
+			p2p_sleep_ms(5);
+		}
+		traffic_stop(_metadata, &own, &t);
+		_exit(0);
+	}
+	for (i = 0; i < ARRAY_SIZE(pid); i++)
+		p2p_wait_child(_metadata, pid[i]);
+}
+
+/* Nothing of it stays; the fixture looks after VRAM */
+TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
+{
+	struct verbs_buf buf, data;
+	struct traffic t = { };
+	int to_parent[2];
+	VERBS_SELF own;
+	pid_t pid;
+	char c;
+
+	ASSERT_EQ(0, pipe(to_parent));
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		own_setup(_metadata, self, &own);
+		traffic_start(_metadata, &own, &t, RACE_PAGES);
+		traffic_wait(&t, 0);
+		ASSERT_EQ(1, write(to_parent[1], "", 1));
+		while (!traffic_past(&t, ~0U)) {
+			p2p_gpu_to_vram(&own.gpu, t.theirs.p, t.theirs.len);
+			p2p_sleep_ms(1);
+		}
+		_exit(1);
+	}
+	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	ASSERT_EQ(0, kill(pid, SIGKILL));
+	ASSERT_EQ(pid, waitpid(pid, NULL, 0));
+	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
+
+	/* The devices are as good as before */
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_buf_check(_metadata, self, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+FIXTURE(verbs_unbind)
+{
+	VERBS_SELF verbs;
+	char gpu[P2P_PCI_NAME];
+};
+
+FIXTURE_VARIANT(verbs_unbind)
+{
+	FIXTURE_VARIANT(verbs) region;
+};
+
+FIXTURE_VARIANT_ADD(verbs_unbind, explicit) { { false } };
+FIXTURE_VARIANT_ADD(verbs_unbind, implicit) { { true } };
+
+FIXTURE_SETUP(verbs_unbind)
+{
+	verbs_setup(_metadata, &self->verbs, &variant->region);
+	if (self->verbs.gpu.fd >= 0)
+		ASSERT_EQ(0, p2p_pci_name(P2P_GPU_DRIVER, 0, self->gpu));
+}
+
+FIXTURE_TEARDOWN_PARENT(verbs_unbind)
+{
+	/* Also if the test did not get that far */
+	if (self->gpu[0])
+		p2p_pci_bind(P2P_GPU_DRIVER, self->gpu, 0);
+	verbs_teardown(_metadata, &self->verbs, NULL);
+}
+
+/* The GPU goes away under transfers: they go on, in host memory */
+TEST_F_TIMEOUT(verbs_unbind, gpu, TIMEOUT_S)
+{
+	VERBS_SELF *verbs = &self->verbs;
+	struct verbs_buf buf, data;
+	struct p2ptest_gpu_info info;
+	struct verbs_mark mark;
+	struct traffic t = { };
+
+	traffic_start(_metadata, verbs, &t, RACE_PAGES);
+	traffic_wait(&t, 0);
+	ASSERT_LE(0, p2p_gpu_to_vram(&verbs->gpu, t.theirs.p, t.theirs.len));
+	ASSERT_EQ(0, p2p_pci_unbind(P2P_GPU_DRIVER, self->gpu));
+	EXPECT_EQ(-ENODEV, p2p_gpu_info(&verbs->gpu, &info));
+	traffic_wait(&t, 1);
+
+	/* Bound again: the old regions take to the new addresses */
+	ASSERT_EQ(0, p2p_pci_bind(P2P_GPU_DRIVER, self->gpu, 0));
+	p2p_gpu_close(&verbs->gpu);
+	ASSERT_EQ(0, p2p_gpu_open(&verbs->gpu, 0));
+	ASSERT_EQ(0, p2p_gpu_window(&verbs->gpu, 0, verbs->info.vram_size));
+	/* Not all of it stays there, or goes there at all, under transfers */
+	ASSERT_LE(0, p2p_gpu_to_vram(&verbs->gpu, t.theirs.p, t.theirs.len));
+	traffic_wait(&t, 1);
+	traffic_stop(_metadata, verbs, &t);
+
+	verbs_buf_init(_metadata, verbs, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, verbs, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, verbs, &buf);
+	verbs_mark(_metadata, verbs, &mark);
+	verbs_copy(_metadata, verbs, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_expect_met(_metadata, verbs, &mark, PAGES);
+	verbs_buf_check(_metadata, verbs, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+TEST_HARNESS_MAIN

@@ -1,0 +1,548 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Test of RDMA on-demand paging over device private memory with a real verbs
+ * device: what is transferred, from and to where, and what its regions allow
+ *
+ * A device that does DMA reaches pages in VRAM if the topology allows it. For
+ * all others, and for rxe, which copies with the CPU, pages come to host memory.
+ * hmm_p2p_verbs_race_test.c has what changes while transfers run.
+ */
+#include "verbs_fixture.h"
+
+/* Everything, from and to everywhere */
+
+enum place { RAM, VRAM, MIXED, HUGE };
+
+FIXTURE(verbs_place)
+{
+	VERBS_SELF verbs;
+};
+
+FIXTURE_VARIANT(verbs_place)
+{
+	FIXTURE_VARIANT(verbs) region;
+	enum place place;
+};
+
+FIXTURE_VARIANT_ADD(verbs_place, ram) { { false }, RAM };
+FIXTURE_VARIANT_ADD(verbs_place, vram) { { false }, VRAM };
+FIXTURE_VARIANT_ADD(verbs_place, mixed) { { false }, MIXED };
+FIXTURE_VARIANT_ADD(verbs_place, huge) { { false }, HUGE };
+FIXTURE_VARIANT_ADD(verbs_place, implicit_ram) { { true }, RAM };
+FIXTURE_VARIANT_ADD(verbs_place, implicit_vram) { { true }, VRAM };
+FIXTURE_VARIANT_ADD(verbs_place, implicit_mixed) { { true }, MIXED };
+FIXTURE_VARIANT_ADD(verbs_place, implicit_huge) { { true }, HUGE };
+
+FIXTURE_SETUP(verbs_place)
+{
+	verbs_setup(_metadata, &self->verbs, &variant->region);
+}
+
+FIXTURE_TEARDOWN_PARENT(verbs_place)
+{
+	verbs_teardown(_metadata, &self->verbs, NULL);
+}
+
+/* Parts of two buffers; only the last one needs many pages */
+static const struct {
+	size_t from;
+	size_t to;
+	size_t len;
+	size_t pages;
+} parts[] = {
+	{ 2 * P2P_PAGE - 1, 3 * P2P_PAGE, 1, 4 },
+	{ P2P_PAGE, P2P_PAGE, P2P_PAGE, 4 },
+	{ P2P_PAGE + 100, P2P_PAGE - 7, 3 * P2P_PAGE + 11, 6 },
+	{ P2P_PAGE, P2P_PAGE, 1UL << 20, 258 },
+};
+
+static void put(struct __test_metadata *_metadata, VERBS_SELF *self,
+		struct verbs_buf *buf, enum place place)
+{
+	size_t i;
+
+	if (place == MIXED) {
+		for (i = 1; i < buf->pages; i += 2)
+			ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu,
+						     buf->p + i * P2P_PAGE,
+						     P2P_PAGE));
+	} else if (place != RAM) {
+		verbs_buf_to_vram(_metadata, self, buf);
+	}
+}
+
+/* Sides whose memory is under test; the other one is pinned */
+#define FROM	1
+#define TO	2
+
+static void copy_part(struct __test_metadata *_metadata, VERBS_SELF *self,
+		      enum place place, enum ibv_wr_opcode op, int sides,
+		      size_t part)
+{
+	size_t pages = place == HUGE ? P2P_HUGE / P2P_PAGE : parts[part].pages;
+	size_t len = parts[part].len;
+	struct verbs_buf from, to;
+	struct verbs_mark mark;
+	long n, vram;
+
+	verbs_buf_init(_metadata, self, &from, pages, BEFORE,
+		       sides & FROM ? VERBS_ODP : VERBS_REMOTE);
+	verbs_buf_init(_metadata, self, &to, pages, OTHER,
+		       sides & TO ? VERBS_ODP : VERBS_REMOTE);
+	if (place == HUGE &&
+	    p2p_huge_bytes(sides & FROM ? from.p : to.p) != (long)P2P_HUGE)
+		SKIP(goto free, "the kernel gives no huge pages");
+	if (sides & FROM)
+		put(_metadata, self, &from, place);
+	if (sides & TO)
+		put(_metadata, self, &to, place);
+	n = verbs_buf_vram(self, &from, 0, from.len) +
+	    verbs_buf_vram(self, &to, 0, to.len);
+	vram = verbs_buf_vram(self, &from, parts[part].from, len) +
+	       verbs_buf_vram(self, &to, parts[part].to, len);
+
+	verbs_mark(_metadata, self, &mark);
+	verbs_copy(_metadata, self, op, &from, parts[part].from, &to,
+		   parts[part].to, len);
+	verbs_expect_met(_metadata, self, &mark, vram);
+	if (self->peer) {
+		EXPECT_EQ(n, verbs_buf_vram(self, &from, 0, from.len) +
+				     verbs_buf_vram(self, &to, 0, to.len));
+	} else {
+		EXPECT_EQ(0, verbs_buf_vram(self, &from, parts[part].from, len) +
+				     verbs_buf_vram(self, &to, parts[part].to,
+						    len));
+	}
+	verbs_buf_check(_metadata, self, &to);
+	verbs_buf_check(_metadata, self, &from);
+free:
+	verbs_buf_free(_metadata, &from);
+	verbs_buf_free(_metadata, &to);
+}
+
+static void copy_all(struct __test_metadata *_metadata, VERBS_SELF *self,
+		     enum place place, enum ibv_wr_opcode op)
+{
+	bool can_receive = op != IBV_WR_SEND ||
+			   (self->v.odp & IBV_ODP_SUPPORT_RECV);
+	size_t part;
+	int sides;
+
+	for (sides = FROM; sides <= (can_receive ? FROM | TO : FROM); sides++) {
+		for (part = 0; part < ARRAY_SIZE(parts); part++) {
+			copy_part(_metadata, self, place, op, sides, part);
+			if (!_metadata->exit_code)
+				continue;
+			if (_metadata->exit_code == KSFT_FAIL)
+				TH_LOG("sides %d, part %zu", sides, part);
+			return;
+		}
+	}
+}
+
+TEST_F_TIMEOUT(verbs_place, rdma_write, TIMEOUT_S)
+{
+	copy_all(_metadata, &self->verbs, variant->place, IBV_WR_RDMA_WRITE);
+}
+
+TEST_F_TIMEOUT(verbs_place, rdma_read, TIMEOUT_S)
+{
+	copy_all(_metadata, &self->verbs, variant->place, IBV_WR_RDMA_READ);
+}
+
+TEST_F_TIMEOUT(verbs_place, send_receive, TIMEOUT_S)
+{
+	copy_all(_metadata, &self->verbs, variant->place, IBV_WR_SEND);
+}
+
+/* Registration, and what can be said about a region later */
+
+/* It may look at pages, and leaves them where they are */
+TEST_F_TIMEOUT(verbs, register_in_vram, TIMEOUT_S)
+{
+	struct verbs_buf buf, data;
+	struct verbs_mark mark;
+
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, 0);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	verbs_mark(_metadata, self, &mark);
+	buf.mr = verbs_reg(self, &buf, VERBS_ODP);
+	ASSERT_NE(NULL, buf.mr);
+	EXPECT_EQ((long)PAGES, verbs_buf_vram(self, &buf, 0, buf.len));
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_expect_met(_metadata, self, &mark, PAGES);
+	verbs_buf_check(_metadata, self, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/* Without on-demand paging pages come home once, when they are pinned */
+TEST_F_TIMEOUT(verbs, pinned, TIMEOUT_S)
+{
+	struct verbs_buf buf, data;
+
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, 0);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	buf.mr = verbs_reg(self, &buf, VERBS_REMOTE);
+	ASSERT_NE(NULL, buf.mr);
+	EXPECT_EQ(0, verbs_buf_vram(self, &buf, 0, buf.len));
+	EXPECT_EQ(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_buf_check(_metadata, self, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/* Advice that was waited for spares the transfer all page faults */
+static void prefetch(struct __test_metadata *_metadata, VERBS_SELF *self,
+		     enum ib_uverbs_advise_mr_advice advice, __u32 flags)
+{
+	const bool faults = advice != IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+	const bool waits = flags & IBV_ADVISE_MR_FLAG_FLUSH;
+	const bool writes = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+	struct verbs_buf buf, data;
+	struct verbs_mark mark;
+	struct ibv_sge sge;
+	int ret;
+
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	sge = (struct ibv_sge){
+		.addr = (uintptr_t)buf.p,
+		.length = buf.len,
+		.lkey = buf.mr->lkey,
+	};
+	verbs_mark(_metadata, self, &mark);
+	ret = ibv_advise_mr(self->v.pd, advice, flags, &sge, 1);
+	if (ret == EOPNOTSUPP)
+		SKIP(goto free, "the RDMA device takes no advice");
+	ASSERT_EQ(0, ret);
+	if (self->peer || !faults || waits)
+		EXPECT_EQ(self->peer || !faults ? (long)PAGES : 0,
+			  verbs_buf_vram(self, &buf, 0, buf.len));
+	if (faults && waits)
+		verbs_expect_met(_metadata, self, &mark, PAGES);
+
+	verbs_mark(_metadata, self, &mark);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &buf, 0, &data, 0,
+		   buf.len);
+	/* An implicit region that was not there has nothing to look at */
+	if (waits && self->peer && (faults || !self->implicit))
+		verbs_expect_met(_metadata, self, &mark, 0);
+	verbs_buf_check(_metadata, self, &data);
+	verbs_buf_fill(&data, AFTER);
+	verbs_mark(_metadata, self, &mark);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	if (waits && writes && self->peer)
+		verbs_expect_met(_metadata, self, &mark, 0);
+	verbs_buf_check(_metadata, self, &buf);
+free:
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+TEST_F_TIMEOUT(verbs, prefetch, TIMEOUT_S)
+{
+	static const enum ib_uverbs_advise_mr_advice advice[] = {
+		IBV_ADVISE_MR_ADVICE_PREFETCH,
+		IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+		IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+	};
+	size_t i;
+
+	for (i = 0; i < 2 * ARRAY_SIZE(advice) && !_metadata->exit_code; i++) {
+		prefetch(_metadata, self, advice[i / 2],
+			 i % 2 ? IBV_ADVISE_MR_FLAG_FLUSH : 0);
+		if (_metadata->exit_code == KSFT_FAIL)
+			TH_LOG("advice %d, flush %zu", advice[i / 2], i % 2);
+	}
+}
+
+static int rereg(struct verbs_buf *buf, int what, struct ibv_pd *pd, int access)
+{
+	return ibv_rereg_mr(buf->mr, what, pd, NULL, 0, access) ? errno : 0;
+}
+
+TEST_F_TIMEOUT(verbs, rereg, TIMEOUT_S)
+{
+	const int reads = VERBS_ODP & ~IBV_ACCESS_REMOTE_WRITE;
+	struct verbs_buf buf, data;
+	struct verbs_mark mark;
+	struct ibv_pd *pd;
+	int ret;
+
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	pd = ibv_alloc_pd(self->v.ctx);
+	ASSERT_NE(NULL, pd);
+
+	ret = rereg(&buf, IBV_REREG_MR_CHANGE_ACCESS, NULL, reads);
+	if (ret == EOPNOTSUPP)
+		SKIP(goto free, "the RDMA device does not change regions");
+	ASSERT_EQ(0, ret);
+	verbs_mark(_metadata, self, &mark);
+	verbs_expect_error(_metadata, self,
+			   verbs_do(&self->link, IBV_WR_RDMA_WRITE,
+				    verbs_at(&data, 0), verbs_at(&buf, 0), 1),
+			   IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &buf, 0, &data, 0,
+		   buf.len);
+	verbs_expect_met(_metadata, self, &mark, PAGES);
+
+	ASSERT_EQ(0, rereg(&buf, IBV_REREG_MR_CHANGE_ACCESS, NULL, VERBS_ODP));
+	ASSERT_EQ(0, rereg(&buf, IBV_REREG_MR_CHANGE_PD, pd, 0));
+	verbs_expect_error(_metadata, self,
+			   verbs_do(&self->link, IBV_WR_RDMA_WRITE,
+				    verbs_at(&data, 0), verbs_at(&buf, 0), 1),
+			   IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR);
+	ASSERT_EQ(0, rereg(&buf, IBV_REREG_MR_CHANGE_PD, self->v.pd, 0));
+	verbs_buf_fill(&data, AFTER);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_buf_check(_metadata, self, &buf);
+free:
+	EXPECT_EQ(0, ibv_dealloc_pd(pd));
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/* There is no atomic access to a peer: such a region gets host memory */
+TEST_F_TIMEOUT(verbs, atomic, TIMEOUT_S)
+{
+	struct verbs_buf buf, data;
+	__u64 old;
+	long out;
+
+	if (!self->v.atomic || !(self->v.odp & IBV_ODP_SUPPORT_ATOMIC))
+		SKIP(return, "the RDMA device has no atomic operations on demand");
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE,
+		       VERBS_ODP | IBV_ACCESS_REMOTE_ATOMIC);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	out = p2p_info(_metadata, &self->gpu).migrated_out;
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	EXPECT_EQ(0, verbs_buf_vram(self, &buf, 0, buf.len));
+	EXPECT_LE(out + (long)PAGES,
+		  (long)p2p_info(_metadata, &self->gpu).migrated_out);
+	verbs_buf_check(_metadata, self, &buf);
+
+	verbs_buf_to_vram(_metadata, self, &buf);
+	memcpy(&old, buf.want + P2P_PAGE, sizeof(old));
+	verbs_expect_success(_metadata,
+			     verbs_do(&self->link, IBV_WR_ATOMIC_FETCH_AND_ADD,
+				      verbs_at(&data, 0), verbs_at(&buf, 0),
+				      sizeof(old)));
+	EXPECT_EQ(0, verbs_buf_vram(self, &buf, 0, P2P_PAGE));
+	EXPECT_EQ(0, memcmp(&old, data.p, sizeof(old)));
+	old++;
+	memcpy(buf.want + P2P_PAGE, &old, sizeof(old));
+	verbs_buf_check(_metadata, self, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/* It may be added later, unless pages of a peer are mapped at that time */
+TEST_F_TIMEOUT(verbs, atomic_added, TIMEOUT_S)
+{
+	struct verbs_buf buf, data;
+	int ret;
+
+	if (!self->v.atomic || !(self->v.odp & IBV_ODP_SUPPORT_ATOMIC))
+		SKIP(return, "the RDMA device has no atomic operations on demand");
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	ret = rereg(&buf, IBV_REREG_MR_CHANGE_ACCESS, NULL,
+		    VERBS_ODP | IBV_ACCESS_REMOTE_ATOMIC);
+	if (ret) {
+		EXPECT_EQ(EOPNOTSUPP, ret);
+		/* That the CPU looks brings them home */
+		verbs_buf_check(_metadata, self, &buf);
+		ret = rereg(&buf, IBV_REREG_MR_CHANGE_ACCESS, NULL,
+			    VERBS_ODP | IBV_ACCESS_REMOTE_ATOMIC);
+	}
+	if (ret == EOPNOTSUPP)
+		SKIP(goto free, "the RDMA device does not change regions");
+	ASSERT_EQ(0, ret);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	verbs_buf_fill(&data, AFTER);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	EXPECT_EQ(0, verbs_buf_vram(self, &buf, 0, buf.len));
+	verbs_buf_check(_metadata, self, &buf);
+free:
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/* What a process does with its memory between transfers */
+
+/* It moves in both directions, and the GPU changes it */
+TEST_F_TIMEOUT(verbs, again, TIMEOUT_S)
+{
+	struct verbs_buf buf, data;
+	struct verbs_mark mark;
+	__u64 i;
+
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	for (i = 0; i < 4; i++) {
+		verbs_buf_to_vram(_metadata, self, &buf);
+		p2p_fill(buf.want + P2P_PAGE, 1000 + i, 0, buf.len);
+		EXPECT_EQ((long)PAGES, p2p_gpu_write(&self->gpu, buf.p,
+						     buf.want + P2P_PAGE,
+						     buf.len));
+		verbs_mark(_metadata, self, &mark);
+		verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &buf, 0, &data, 0,
+			   buf.len);
+		verbs_expect_met(_metadata, self, &mark, PAGES);
+		verbs_buf_check(_metadata, self, &data);
+
+		ASSERT_LE(0, p2p_gpu_to_host(&self->gpu, buf.p, buf.len));
+		ASSERT_EQ(0, verbs_buf_vram(self, &buf, 0, buf.len));
+		verbs_buf_fill(&data, AFTER + i);
+		verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf,
+			   0, buf.len);
+		verbs_buf_to_vram(_metadata, self, &buf);
+		verbs_buf_check(_metadata, self, &buf);
+	}
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/* Parent and child share pages in VRAM until one of them writes, by DMA or not */
+TEST_F_TIMEOUT(verbs, fork, TIMEOUT_S)
+{
+	struct verbs_buf buf, data;
+	int to_child[2];
+	pid_t pid;
+	char c;
+
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len / 2);
+	ASSERT_EQ(0, pipe(to_child));
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		/* The second half is shared for the time being */
+		memset(buf.p, 1, P2P_PAGE);
+		memset(buf.want + P2P_PAGE, 1, P2P_PAGE);
+		ASSERT_EQ(1, read(to_child[0], &c, 1));
+		verbs_buf_check(_metadata, self, &buf);
+		_exit(0);
+	}
+	verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &buf, 0, &data, 0,
+		   buf.len);
+	verbs_buf_check(_metadata, self, &data);
+	verbs_buf_fill(&data, AFTER);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	ASSERT_EQ(1, write(to_child[1], "", 1));
+	p2p_wait_child(_metadata, pid);
+	verbs_buf_check(_metadata, self, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/* Memory that the process gives up is out of reach, until there is new memory */
+static void unmapped(struct __test_metadata *_metadata, VERBS_SELF *self,
+		     bool theirs, int status, int other)
+{
+	struct verbs_buf buf, data;
+	struct verbs_end gone, rest;
+
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	ASSERT_EQ(0, munmap(buf.p, buf.len));
+	verbs_buf_fill(&data, AFTER);
+	gone = verbs_at(&buf, 0);
+	rest = verbs_at(&data, 0);
+	/* Nothing arrives: if it is theirs, it is read, and else written */
+	verbs_expect_error(_metadata, self,
+			   verbs_do(&self->link,
+				    theirs ? IBV_WR_RDMA_READ :
+					     IBV_WR_RDMA_WRITE,
+				    theirs ? rest : gone, theirs ? gone : rest,
+				    buf.len),
+			   status, other);
+	verbs_buf_check(_metadata, self, &data);
+	verbs_buf_map(_metadata, &buf, MADV_NOHUGEPAGE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_buf_check(_metadata, self, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+TEST_F_TIMEOUT(verbs, unmapped_remote, TIMEOUT_S)
+{
+	unmapped(_metadata, self, true, IBV_WC_REM_ACCESS_ERR,
+		 IBV_WC_REM_OP_ERR);
+}
+
+TEST_F_TIMEOUT(verbs, unmapped_local, TIMEOUT_S)
+{
+	/* rxe flushes its queue, and the request that failed with it */
+	unmapped(_metadata, self, false, IBV_WC_LOC_PROT_ERR,
+		 self->v.software ? IBV_WC_WR_FLUSH_ERR : IBV_WC_LOC_QP_OP_ERR);
+}
+
+/* A region does not allow more than the process may do */
+TEST_F_TIMEOUT(verbs, read_only, TIMEOUT_S)
+{
+	struct verbs_buf buf, data;
+	struct verbs_mark mark;
+	struct ibv_mr *writable;
+
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	writable = buf.mr;
+	/* To read, too, a device may ask for pages as its region allows them */
+	buf.mr = verbs_reg(self, &buf, IBV_ACCESS_REMOTE_READ |
+			   IBV_ACCESS_ON_DEMAND);
+	ASSERT_NE(NULL, buf.mr);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	ASSERT_EQ(0, mprotect(buf.p, buf.len, PROT_READ));
+	verbs_expect_error(_metadata, self,
+			   verbs_do(&self->link, IBV_WR_RDMA_WRITE,
+				    verbs_at(&data, 0),
+				    (struct verbs_end){ buf.p, writable },
+				    buf.len),
+			   IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR);
+	EXPECT_EQ((long)PAGES, verbs_buf_vram(self, &buf, 0, buf.len));
+	verbs_mark(_metadata, self, &mark);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &buf, 0, &data, 0,
+		   buf.len);
+	verbs_expect_met(_metadata, self, &mark, PAGES);
+	verbs_buf_check(_metadata, self, &data);
+	verbs_buf_check(_metadata, self, &buf);
+
+	ASSERT_EQ(0, mprotect(buf.p, buf.len, PROT_READ | PROT_WRITE));
+	EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
+	buf.mr = writable;
+	verbs_buf_to_vram(_metadata, self, &buf);
+	verbs_buf_fill(&data, AFTER);
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_buf_check(_metadata, self, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+TEST_HARNESS_MAIN
