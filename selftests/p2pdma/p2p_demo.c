@@ -8,7 +8,8 @@
  * does, which brings it home. At each step the program compares what it sees,
  * and if it is given a judge, the judge compares what is in VRAM meanwhile. The
  * result is a JSON object. It is not a test of everything: that is what
- * hmm_p2p_test and its companions are for.
+ * hmm_p2p_test and its companions are for. What the NIC is, the program's other
+ * file says: p2p_demo.h.
  *
  * Scenarios:
  *	resident	all pages are in the GPU
@@ -32,7 +33,7 @@
  * The pattern and its pages are described in p2ptest.h.
  */
 #define _GNU_SOURCE
-#include "p2ptest.h"
+#include "p2p_demo.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -77,8 +78,6 @@ struct demo {
 	int judge_fd;			/* from the judge */
 	int nr_gpus;
 	struct p2p_gpu gpus[MAX_GPUS];
-	struct p2p_nic nic;
-	__u32 handle;
 	unsigned char *buf;
 	unsigned char *copy;
 	size_t pages;
@@ -226,8 +225,9 @@ static void compare(struct demo *d, const char *who, const void *buf,
 
 static void open_devices(struct demo *d)
 {
-	char name[P2P_PCI_NAME];
 	int want = d->scenario == TWO_GPUS ? 2 : 1;
+	char name[P2P_PCI_NAME];
+	const char *what;
 	int i, ret;
 
 	for (i = 0; i < want; i++) {
@@ -240,13 +240,12 @@ static void open_devices(struct demo *d)
 		}
 		d->nr_gpus++;
 	}
-	d->translated = !p2p_pci_name(P2P_NIC_DRIVER, 0, name) &&
-			p2p_pci_translated(name);
-	ret = p2p_nic_open(&d->nic, 0);
+	ret = demo_nic_open(name, &what);
 	if (ret)
-		stop(d, ret == -ENOENT ? EXIT_SKIPPED : EXIT_FAILED,
-		     "cannot open /dev/" P2P_NIC_DRIVER "0: %s",
-		     strerror(-ret));
+		stop(d, ret == -ENOENT ? EXIT_SKIPPED : EXIT_FAILED, "%s: %s",
+		     what, strerror(-ret));
+	else
+		d->translated = p2p_pci_translated(name);
 }
 
 static void alloc_memory(struct demo *d)
@@ -367,8 +366,7 @@ static void query(struct demo *d)
 	size_t i;
 	int ret;
 
-	ret = pages ? p2p_nic_query(&d->nic, d->handle, d->buf, d->len, pages) :
-		      -ENOMEM;
+	ret = pages ? demo_nic_query(pages) : -ENOMEM;
 	if (ret) {
 		fail(d, "no view of the pages: %s", strerror(-ret));
 		free(pages);
@@ -459,17 +457,17 @@ static void dma(struct demo *d)
 		judge_snapshot(d, g);
 	}
 
-	ret = p2p_nic_reg(&d->nic, d->buf, d->len, P2PTEST_NIC_MR_WRITE,
-			  &d->handle);
+	/* To register may be to reach pages already, which counts */
+	d->have_stats = !p2p_stats_read(&d->stats);
+	before = count_migrations(d);
+	ret = demo_nic_reg(d->buf, d->len);
 	if (ret) {
 		fail(d, "cannot register the buffer: %s", strerror(-ret));
 		return;
 	}
-	d->have_stats = !p2p_stats_read(&d->stats);
-	before = count_migrations(d);
 
 	p2p_fill(d->copy, SEED_NIC, 0, d->len);
-	ret = p2p_nic_write(&d->nic, d->handle, d->buf, d->copy, d->len, &xfer);
+	ret = demo_nic_write(d->copy, &xfer);
 	d->bytes += xfer.done;
 	d->faults += xfer.faults;
 	d->retries += xfer.retries;
@@ -486,7 +484,7 @@ static void dma(struct demo *d)
 		judge_pages(d, "check", g, SEED_NIC, d->peer);
 
 	memset(d->copy, 0, d->len);
-	ret = p2p_nic_read(&d->nic, d->handle, d->buf, d->copy, d->len, &xfer);
+	ret = demo_nic_read(d->copy, &xfer);
 	d->bytes += xfer.done;
 	d->faults += xfer.faults;
 	d->retries += xfer.retries;
@@ -717,7 +715,6 @@ int main(int argc, char **argv)
 	struct demo d = {
 		.expect_peer = -1,
 		.expect_home = -1,
-		.nic.fd = -1,
 		.map_type = "unknown",
 		.intact = true,
 	};
@@ -738,6 +735,7 @@ int main(int argc, char **argv)
 		dma(&d);
 	if (!d.exit_code)
 		take_home(&d);
+	demo_nic_close();
 	/* Nobody has compared everything if it stopped on the way */
 	if (d.exit_code)
 		d.intact = false;
