@@ -83,7 +83,7 @@ bisect: ## build and boot after each patch, in each configuration; takes hours
 hw-test: ## say what this host's GPU and NIC lack, and test them
 	@harness/setup.sh tool && $(run) hw-test $(call take,PERFTEST,--perftest)
 
-shell: ## a shell in a virtual machine: make shell ONLY=switch
+shell: ## a shell in a virtual machine: ONLY=switch, or a job: ONLY=mlx5/switch
 	$(p2p) shell $(only)
 
 clean: ## remove the built kernels and results, keep the tree and the caches

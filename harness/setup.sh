@@ -24,12 +24,12 @@ tool='cargo-web qemu-system-x86 python3-venv xz-utils zstd
 	util-linux coreutils ca-certificates'
 # checkpatch.pl, for spdxcheck.py; and what else looks at the patches.
 style='python3-ply python3-git codespell sparse python3-sphinx rust-web-clippy'
-# RDMA in the guest, which sees these files: tools, libraries, and rdma-core's own
-# tests with what makes a kernel's report of theirs.
-rdma='iproute2 ibverbs-providers ibverbs-utils libibverbs-dev perftest pkgconf
-	python3-pyverbs python3-tap'
+# RDMA in the guest, which sees these files: the library with mlx5's provider.
+verbs='ibverbs-providers libibverbs-dev pkgconf'
+# Tools, and rdma-core's own tests with what makes a kernel's report of theirs.
+rdma='iproute2 ibverbs-utils perftest python3-pyverbs python3-tap'
 
-packages="$kernel $tool"
+packages="$kernel $tool $verbs"
 [ "${1-}" = demo ] || packages="$packages $style $rdma"
 
 die() {
@@ -137,9 +137,9 @@ fi
 
 mkdir -p "$root/build/tmp" "$cache"
 
-# The model of a ConnectX is for tests; without them only the tool is needed.
+# On real hardware the model of a ConnectX is of no use.
 what=--workspace
-[ -z "${1-}" ] || what='--package p2p'
+[ "${1-}" != tool ] || what='--package p2p'
 
 # Explicit paths: a rustup's proxies may come first in PATH.
 # shellcheck disable=SC2086
