@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::command::Status;
 use crate::fault::Faults;
 use crate::layout::{Constants, Headers, Layouts};
 use crate::memory::Memory;
@@ -70,8 +71,35 @@ pub const FIRST_UAR: u64 = 8;
 const COMMANDS: u32 = 5;
 const COMMAND_STRIDE: u32 = 6;
 
+/// Keys that CREATE_MKEY gives, and all other objects, have numbers above this one.
+const FIRST_NUMBER: u32 = 0x100;
+const LAST_NUMBER: u32 = 0xff_ffff;
+/// How many there are at most.
+const MAX_OBJECTS: usize = 1 << 20;
+
 /// How long a queue pair in error is looked at again for requests to flush.
 pub const FLUSH_AGAIN: Duration = Duration::from_millis(5);
+
+/// What the headers say.
+#[derive(Clone)]
+pub struct Known {
+    l: Layouts,
+    c: Constants,
+    names: BTreeMap<u64, String>,
+    sizes: BTreeMap<u64, (usize, usize)>,
+}
+
+impl Known {
+    /// Looks it up.
+    pub fn load(headers: &Headers) -> Result<Self> {
+        Ok(Self {
+            l: Layouts::load(headers)?,
+            c: Constants::load(headers)?,
+            names: headers.ops(),
+            sizes: headers.op_sizes(),
+        })
+    }
+}
 
 /// All of it.
 pub struct Device {
@@ -80,6 +108,7 @@ pub struct Device {
     /// Numbers.
     pub c: Constants,
     pub(crate) names: BTreeMap<u64, String>,
+    pub(crate) sizes: BTreeMap<u64, (usize, usize)>,
     /// How it differs.
     pub options: Options,
     /// What can be reached.
@@ -92,6 +121,7 @@ pub struct Device {
     pub witness: Witness,
     begin: Instant,
     command_queue: (u32, u32),
+    pub(crate) told_not_shared: bool,
     pub(crate) caps: BTreeMap<u64, Vec<u8>>,
     pub(crate) max_caps: BTreeMap<u64, Vec<u8>>,
     pub(crate) pages: Vec<u64>,
@@ -122,16 +152,12 @@ pub enum Simple {
 
 impl Device {
     /// A device as after power on.
-    pub fn new(
-        headers: &Headers,
-        options: Options,
-        memory: Memory,
-        witness: Witness,
-    ) -> Result<Self> {
+    pub fn new(known: Known, options: Options, memory: Memory, witness: Witness) -> Self {
         let mut device = Self {
-            l: Layouts::load(headers)?,
-            c: Constants::load(headers)?,
-            names: headers.ops(),
+            l: known.l,
+            c: known.c,
+            names: known.names,
+            sizes: known.sizes,
             options,
             memory,
             config: pci::Config::new(),
@@ -139,6 +165,7 @@ impl Device {
             witness,
             begin: Instant::now(),
             command_queue: (0, 0),
+            told_not_shared: false,
             caps: BTreeMap::new(),
             max_caps: BTreeMap::new(),
             pages: Vec::new(),
@@ -148,7 +175,7 @@ impl Device {
             srqs: HashMap::new(),
             mkeys: HashMap::new(),
             simple: HashSet::new(),
-            next_number: 0x100,
+            next_number: FIRST_NUMBER,
             faults: Faults::default(),
             // Neither is a key that CREATE_MKEY gives.
             reserved_lkey: 0x300,
@@ -158,7 +185,7 @@ impl Device {
         };
         device.max_caps = device.capabilities();
         device.caps = device.defaults();
-        Ok(device)
+        device
     }
 
     /// As after power on; mappings and interrupts are QEMU's and stay.
@@ -191,11 +218,29 @@ impl Device {
         }
     }
 
-    /// A number that no object had before: what is destroyed is never mistaken for what
+    /// A number that no object had for long: what is destroyed is not mistaken for what
     /// comes next.
-    pub(crate) fn number(&mut self) -> u32 {
-        self.next_number = (self.next_number + 1) & 0xff_ffff;
-        self.next_number
+    pub(crate) fn number(&mut self) -> Result<u32, Status> {
+        let queues = self.cqs.len() + self.qps.len() + self.srqs.len();
+        if queues + self.mkeys.len() + self.simple.len() >= MAX_OBJECTS {
+            return Err(Status::NoResources);
+        }
+        loop {
+            self.next_number = match self.next_number {
+                LAST_NUMBER => FIRST_NUMBER + 1,
+                number => number + 1,
+            };
+            let n = self.next_number;
+            let is_used = self.cqs.contains_key(&n)
+                || self.qps.contains_key(&n)
+                || self.srqs.contains_key(&n)
+                || self.mkeys.contains_key(&n)
+                || self.simple.contains(&(Simple::Pd, n))
+                || self.simple.contains(&(Simple::Xrcd, n));
+            if !is_used {
+                return Ok(n);
+            }
+        }
     }
 
     /// Configuration space.
@@ -207,7 +252,7 @@ impl Device {
     /// Reads registers.
     pub fn read(&self, at: u64, data: &mut [u8]) {
         for (n, byte) in data.iter_mut().enumerate() {
-            let at = at + n as u64;
+            let at = at.wrapping_add(n as u64);
             let register = self.register(at & !3);
             *byte = register.to_be_bytes()[(at & 3) as usize];
         }
@@ -263,7 +308,8 @@ impl Device {
             }
             return;
         }
-        if !self.simple.contains(&(Simple::Uar, page as u32)) {
+        let uar = u32::try_from(page).unwrap_or(u32::MAX);
+        if !self.simple.contains(&(Simple::Uar, uar)) {
             return self.note(&format!("a doorbell in UAR {page}, which is not allocated"));
         }
         match at & 0xfff {
@@ -299,8 +345,10 @@ impl Device {
         }
     }
 
-    /// A queue pair has something to do later.
+    /// A queue pair has something to do later; what it had to do later than that is
+    /// forgotten.
     pub(crate) fn queue_later(&mut self, qpn: u32, after: Duration) {
+        self.timers.retain(|(_, of)| *of != qpn);
         self.timers.push((Instant::now() + after, qpn));
     }
 

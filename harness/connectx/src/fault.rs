@@ -162,7 +162,8 @@ impl Device {
         let l = &self.l.eqe;
         // The rest of the operation will be missing as well, most likely. The driver leaves
         // out what is beyond the region.
-        let rest = (missing.total - missing.done).clamp(missing.len as u64, AT_ONCE);
+        let rest = missing.total.saturating_sub(missing.done);
+        let rest = rest.clamp(missing.len as u64, AT_ONCE);
         let first = missing.va & !(PAGE - 1);
         let pages = (missing.va - first + rest).div_ceil(PAGE);
         vec![

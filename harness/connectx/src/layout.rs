@@ -188,6 +188,24 @@ impl Headers {
         ops.extend(self.names("MLX5_CMD_OP_"));
         ops
     }
+
+    /// How long a command and its answer are at least, without the list at the end; 0 if
+    /// the header does not say so.
+    #[must_use]
+    pub fn op_sizes(&self) -> BTreeMap<u64, (usize, usize)> {
+        let sizes = |(op, name): (u64, String)| {
+            let name = match name.to_lowercase().as_str() {
+                // These have structures of another name.
+                "access_reg" => "access_register".to_owned(),
+                "2err_qp" => "qp_2err".to_owned(),
+                "2rst_qp" => "qp_2rst".to_owned(),
+                name => name.to_owned(),
+            };
+            let size = |way: &str| self.size(&format!("{name}_{way}")).unwrap_or(0);
+            (op, (size("in"), size("out")))
+        };
+        self.ops().into_iter().map(sizes).collect()
+    }
 }
 
 fn number(value: i128) -> Option<u64> {
@@ -312,7 +330,7 @@ layouts! {
     cmd: Cmd("mlx5_cmd_layout") {
         inlen, in_ptr, input = "in", out, out_ptr, outlen, status_own,
     }
-    block: Block("mlx5_cmd_prot_block") { next }
+    block: Block("mlx5_cmd_prot_block") { next, block_num }
     mbox_in: MboxIn("alloc_pd_in") { opcode, op_mod }
     mbox_out: MboxOut("alloc_pd_out") { status }
     init_seg: InitSeg("mlx5_init_seg") {
@@ -690,7 +708,9 @@ constants! {
         bad_resource = "MLX5_CMD_STAT_BAD_RES_ERR",
         busy = "MLX5_CMD_STAT_RES_BUSY",
         bad_qp_state = "MLX5_CMD_STAT_BAD_QP_STATE_ERR",
+        no_resources = "MLX5_CMD_STAT_NO_RES_ERR",
         bad_input_len = "MLX5_CMD_STAT_BAD_INP_LEN_ERR",
+        bad_output_len = "MLX5_CMD_STAT_BAD_OUTP_LEN_ERR",
     }
     /// The rest.
     misc: Misc {

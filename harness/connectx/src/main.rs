@@ -13,7 +13,7 @@ use std::thread;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use crate::device::{Device, Options, Scheme};
+use crate::device::{Device, Known, Options, Scheme};
 use crate::layout::Headers;
 use crate::memory::Memory;
 use crate::server::Shared;
@@ -30,6 +30,10 @@ mod pci;
 mod qp;
 mod queue;
 mod server;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod transfer;
 mod umr;
 mod witness;
@@ -74,7 +78,9 @@ fn main() -> ExitCode {
 }
 
 fn serve(arguments: &Arguments) -> Result<bool> {
-    let headers = Headers::read(&arguments.headers)?;
+    let known = Headers::read(&arguments.headers)
+        .and_then(|headers| Known::load(&headers))
+        .context("--headers is to be include/linux/mlx5 of the machine's kernel")?;
     let server = server::listen(&arguments.socket)?;
     let options = Options {
         scheme: arguments.scheme,
@@ -82,7 +88,7 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     };
     let witness = Witness::new(arguments.log.as_deref())?;
     let memory = Memory::new(arguments.peer.clone());
-    let device = Device::new(&headers, options, memory, witness)?;
+    let device = Device::new(known, options, memory, witness);
     let shared = Shared::new(device);
     let engine = thread::spawn({
         let shared = shared.clone();

@@ -29,6 +29,8 @@ pub enum Refused {
     Unmapped(u64),
     /// The mapping allows no writing.
     ReadOnly(u64),
+    /// QEMU has not shared this memory.
+    NotShared(u64),
     /// The driver has switched bus mastering off.
     NoBusMaster,
     /// The host would not do it.
@@ -37,7 +39,8 @@ pub enum Refused {
 
 struct Mapping {
     size: u64,
-    file: Arc<File>,
+    /// Of ROM, and of RAM that QEMU keeps for itself, there is none.
+    file: Option<Arc<File>>,
     offset: u64,
     is_writable: bool,
     target: Target,
@@ -69,44 +72,67 @@ impl Memory {
         }
     }
 
-    /// Adds a mapping; what it overlaps goes.
+    /// Adds a mapping; what it overlaps goes. Without a file it only tells why nothing
+    /// is reached there.
     pub fn map(
         &mut self,
         address: u64,
         size: u64,
-        file: File,
+        file: Option<File>,
         offset: u64,
         is_writable: bool,
     ) -> io::Result<()> {
+        let ends = |start: u64| size > 0 && start.checked_add(size - 1).is_some();
+        if !ends(address) || !ends(offset) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         self.unmap(address, size);
-        let identity = identity(&file)?;
-        let known = self.files.get(&identity).and_then(Weak::upgrade);
-        let file = known.unwrap_or_else(|| {
-            let file = Arc::new(file);
-            self.files.retain(|_, file| file.strong_count() > 0);
-            self.files.insert(identity, Arc::downgrade(&file));
-            file
-        });
-        let is_it = |path: &PathBuf| {
-            let meta = std::fs::metadata(path);
-            meta.is_ok_and(|meta| (meta.dev(), meta.ino()) == identity)
+        let mut target = Target::Ram;
+        let file = match file {
+            Some(file) => {
+                let identity = identity(&file)?;
+                target = self.target(identity);
+                Some(self.once(identity, file))
+            }
+            None => None,
         };
-        let peer = self.peers.iter().position(is_it);
         let mapping = Mapping {
             size,
             file,
             offset,
             is_writable,
-            target: peer.map_or(Target::Ram, Target::Peer),
+            target,
         };
         self.mappings.insert(address, mapping);
         Ok(())
     }
 
+    fn target(&self, identity: Identity) -> Target {
+        let is_it = |path: &PathBuf| {
+            let meta = std::fs::metadata(path);
+            meta.is_ok_and(|meta| (meta.dev(), meta.ino()) == identity)
+        };
+        let peer = self.peers.iter().position(is_it);
+        peer.map_or(Target::Ram, Target::Peer)
+    }
+
+    fn once(&mut self, identity: Identity, file: File) -> Arc<File> {
+        let known = self.files.get(&identity).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let file = Arc::new(file);
+            self.files.retain(|_, file| file.strong_count() > 0);
+            self.files.insert(identity, Arc::downgrade(&file));
+            file
+        })
+    }
+
     /// Removes what overlaps the range. QEMU also names ranges that were never
     /// mapped, up to the end of the address space.
     pub fn unmap(&mut self, address: u64, size: u64) {
-        let last = address.saturating_add(size.saturating_sub(1));
+        if size == 0 {
+            return;
+        }
+        let last = address.saturating_add(size - 1);
         let overlapping: Vec<u64> = self
             .mappings
             .range(..=last)
@@ -133,13 +159,14 @@ impl Memory {
         }
     }
 
-    /// Calls `each` for what is in one mapping: the mapping, the offset in its file, and
-    /// the part of `len` bytes.
+    /// Calls `each` for what is in one mapping: its file, the offset there, and the part
+    /// of `len` bytes.
     fn pieces(
         &self,
         address: u64,
         len: usize,
-        mut each: impl FnMut(&Mapping, u64, std::ops::Range<usize>) -> Result<(), Refused>,
+        write: bool,
+        mut each: impl FnMut(&File, u64, std::ops::Range<usize>) -> io::Result<()>,
     ) -> Result<Target, Refused> {
         let mut target = Target::Ram;
         let mut done = 0;
@@ -151,7 +178,12 @@ impl Memory {
             let here = usize::try_from(mapping.size - inside)
                 .unwrap_or(usize::MAX)
                 .min(len - done);
-            each(mapping, mapping.offset + inside, done..done + here)?;
+            let file = mapping.file.as_ref().ok_or(Refused::NotShared(address))?;
+            if write && !mapping.is_writable {
+                return Err(Refused::ReadOnly(address));
+            }
+            each(file, mapping.offset + inside, done..done + here)
+                .map_err(|error| Refused::Host(error.to_string()))?;
             target = mapping.target;
             done += here;
         }
@@ -160,20 +192,15 @@ impl Memory {
 
     /// Reads; tells where from.
     pub fn read(&self, address: u64, data: &mut [u8]) -> Result<Target, Refused> {
-        self.pieces(address, data.len(), |mapping, offset, part| {
-            let read = mapping.file.read_exact_at(&mut data[part], offset);
-            read.map_err(|error| Refused::Host(error.to_string()))
+        self.pieces(address, data.len(), false, |file, offset, part| {
+            file.read_exact_at(&mut data[part], offset)
         })
     }
 
     /// Writes; tells where to.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<Target, Refused> {
-        self.pieces(address, data.len(), |mapping, offset, part| {
-            if !mapping.is_writable {
-                return Err(Refused::ReadOnly(address));
-            }
-            let written = mapping.file.write_all_at(&data[part], offset);
-            written.map_err(|error| Refused::Host(error.to_string()))
+        self.pieces(address, data.len(), true, |file, offset, part| {
+            file.write_all_at(&data[part], offset)
         })
     }
 
@@ -207,15 +234,17 @@ impl Buffer {
         let mut done = 0;
         while done < len {
             let at = self.offset + at + done as u64;
-            let page = usize::try_from(at >> self.page_shift)
+            let inside = at & (size - 1);
+            // A page may be anywhere: the driver has only said where.
+            let address = usize::try_from(at >> self.page_shift)
                 .ok()
                 .and_then(|page| self.pages.get(page))
+                .and_then(|page| page.checked_add(inside))
                 .ok_or(Refused::Unmapped(at))?;
-            let inside = at & (size - 1);
             let here = usize::try_from(size - inside)
                 .unwrap_or(usize::MAX)
                 .min(len - done);
-            each(page + inside, done..done + here)?;
+            each(address, done..done + here)?;
             done += here;
         }
         Ok(())
@@ -258,10 +287,10 @@ mod tests {
         let mut memory = memory();
         let ram = file(0x3000);
         memory
-            .map(0x1000, 0x1000, ram.try_clone().unwrap(), 0x2000, true)
+            .map(0x1000, 0x1000, Some(ram.try_clone().unwrap()), 0x2000, true)
             .unwrap();
         memory
-            .map(0x2000, 0x1000, ram.try_clone().unwrap(), 0, true)
+            .map(0x2000, 0x1000, Some(ram.try_clone().unwrap()), 0, true)
             .unwrap();
         assert_eq!(memory.write(0x1ffe, &[1, 2, 3, 4]), Ok(Target::Ram));
         let mut seen = [0; 2];
@@ -278,7 +307,9 @@ mod tests {
     #[test]
     fn outside_of_the_mappings_nothing_is_reached() {
         let mut memory = memory();
-        memory.map(0x1000, 0x1000, file(0x1000), 0, false).unwrap();
+        memory
+            .map(0x1000, 0x1000, Some(file(0x1000)), 0, false)
+            .unwrap();
         assert_eq!(
             memory.read(0xfff, &mut [0; 2]),
             Err(Refused::Unmapped(0xfff))
@@ -302,12 +333,20 @@ mod tests {
     #[test]
     fn what_overlaps_is_replaced() {
         let mut memory = memory();
-        memory.map(0x0000, 0x1000, file(0x1000), 0, true).unwrap();
-        memory.map(0x1000, 0x1000, file(0x1000), 0, true).unwrap();
-        memory.map(0x2000, 0x1000, file(0x1000), 0, true).unwrap();
+        memory
+            .map(0x0000, 0x1000, Some(file(0x1000)), 0, true)
+            .unwrap();
+        memory
+            .map(0x1000, 0x1000, Some(file(0x1000)), 0, true)
+            .unwrap();
+        memory
+            .map(0x2000, 0x1000, Some(file(0x1000)), 0, true)
+            .unwrap();
         memory.unmap(0x1800, 0x10);
         assert_eq!(memory.mappings.len(), 2);
-        memory.map(0x0800, 0x3000, file(0x3000), 0, true).unwrap();
+        memory
+            .map(0x0800, 0x3000, Some(file(0x3000)), 0, true)
+            .unwrap();
         assert_eq!(memory.mappings.len(), 1);
     }
 
@@ -318,7 +357,7 @@ mod tests {
         let mut memory = Memory::new(vec![bar.path().to_owned()]);
         memory.is_bus_master = true;
         memory
-            .map(0, 0x1000, bar.reopen().unwrap(), 0, true)
+            .map(0, 0x1000, Some(bar.reopen().unwrap()), 0, true)
             .unwrap();
         assert_eq!(memory.write(0, &[1]), Ok(Target::Peer(0)));
     }
@@ -326,7 +365,7 @@ mod tests {
     #[test]
     fn a_buffer_crosses_its_pages() {
         let mut memory = memory();
-        memory.map(0, 0x4000, file(0x4000), 0, true).unwrap();
+        memory.map(0, 0x4000, Some(file(0x4000)), 0, true).unwrap();
         let buffer = Buffer {
             pages: vec![0x3000, 0x1000],
             page_shift: 12,

@@ -57,6 +57,9 @@ pub enum Stop {
 
 /// Keys point to keys, and a chain of them may be a circle.
 const DEPTH: u32 = 4;
+/// Entries that are looked at for one piece of memory. Lists of one byte each, of lists
+/// that are empty up to their end, would take for ever.
+const STEPS: usize = 1 << 18;
 
 /// Bits of an MTT below the address (`MLX5_IB_MTT_READ` and `_WRITE`; the driver's own
 /// header has them, and not one of those that are read).
@@ -66,6 +69,23 @@ const MTT_FLAGS: u64 = 0xfff;
 
 fn denied<T>(why: String) -> Result<T, Stop> {
     Err(Stop::Denied(why))
+}
+
+/// A key on the way to the pieces.
+#[derive(Clone, Copy)]
+struct Named<'a> {
+    key: u32,
+    mkey: &'a Mkey,
+}
+
+/// The way from a key to the pieces.
+struct Walk<'a> {
+    device: &'a Device,
+    want: Want,
+    pd: Option<u32>,
+    depth: u32,
+    steps: usize,
+    pieces: Vec<Piece>,
 }
 
 impl Device {
@@ -82,30 +102,24 @@ impl Device {
         want: Want,
         pd: Option<u32>,
     ) -> Result<Vec<Piece>, Stop> {
-        let mut pieces = Vec::new();
-        self.walk(key, va, len, want, pd, 0, &mut pieces)?;
-        Ok(pieces)
+        let mut walk = Walk {
+            device: self,
+            want,
+            pd,
+            depth: 0,
+            steps: 0,
+            pieces: Vec::new(),
+        };
+        walk.key(key, va, len)?;
+        Ok(walk.pieces)
     }
+}
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "it calls itself with all of them"
-    )]
-    fn walk(
-        &self,
-        key: u32,
-        va: u64,
-        len: usize,
-        want: Want,
-        pd: Option<u32>,
-        depth: u32,
-        pieces: &mut Vec<Piece>,
-    ) -> Result<(), Stop> {
-        if depth > DEPTH {
-            return denied(format!("key {key:#x}: too many levels"));
-        }
-        if key == self.reserved_lkey && !want.remote {
-            pieces.push(Piece {
+impl Walk<'_> {
+    fn key(&mut self, key: u32, va: u64, len: usize) -> Result<(), Stop> {
+        let device = self.device;
+        if key == device.reserved_lkey && !self.want.remote {
+            self.pieces.push(Piece {
                 addr: va,
                 len,
                 mkey: key,
@@ -116,13 +130,38 @@ impl Device {
             });
             return Ok(());
         }
-        if key == self.null_mkey {
+        if key == device.null_mkey {
             return Err(Stop::Fault { mkey: key, va });
         }
-        let l = &self.l.mkc;
-        let Some(mkey) = self.mkeys.get(&(key >> 8)) else {
+        let Some(mkey) = device.mkeys.get(&(key >> 8)) else {
             return denied(format!("key {key:#x} does not exist"));
         };
+        let named = Named { key, mkey };
+        self.check(named, va, len)?;
+        let l = &device.l.mkc;
+        let get = |field: crate::layout::Field| field.get(&mkey.context);
+        let start = get(l.start_addr);
+        let mode = get(l.access_mode_4_2) << 2 | get(l.access_mode_1_0);
+        let shift = get(l.log_page_size);
+        if mode == device.c.mode.pa {
+            self.piece(named, va, len, 0, va);
+            Ok(())
+        } else if mode == device.c.mode.mtt {
+            self.mtts(named, start, shift, va, len)
+        } else if mode == device.c.mode.ksm {
+            self.ksms(named, start, shift, va, len)
+        } else if mode == device.c.mode.klms {
+            self.klms(named, va.wrapping_sub(start), len)
+        } else {
+            denied(format!(
+                "key {key:#x} has access mode {mode}, which is not modelled"
+            ))
+        }
+    }
+
+    /// Whether this may be done with the key at all.
+    fn check(&self, Named { key, mkey }: Named<'_>, va: u64, len: usize) -> Result<(), Stop> {
+        let l = &self.device.l.mkc;
         let get = |field: crate::layout::Field| field.get(&mkey.context);
         if get(l.free) != 0 {
             return denied(format!("key {key:#x} is not in use"));
@@ -130,10 +169,11 @@ impl Device {
         if get(l.mkey_7_0) != u64::from(key & 0xff) {
             return denied(format!("key {key:#x} is of an earlier use"));
         }
-        if pd.is_some_and(|pd| get(l.pd) != u64::from(pd)) {
+        if self.pd.is_some_and(|pd| get(l.pd) != u64::from(pd)) {
             return denied(format!("key {key:#x} is of another protection domain"));
         }
-        if depth == 0 {
+        if self.depth == 0 {
+            let want = self.want;
             let right = match want {
                 Want { atomic: true, .. } => l.a,
                 Want {
@@ -156,66 +196,63 @@ impl Device {
         if !is_inside {
             return denied(format!("key {key:#x}: {va:#x} + {len:#x} is outside"));
         }
-        let mode = get(l.access_mode_4_2) << 2 | get(l.access_mode_1_0);
-        if mode == self.c.mode.pa {
-            pieces.push(self.piece(key, mkey, va, len, 0, va, want));
-            return Ok(());
-        }
-        let shift = get(l.log_page_size);
-        if mode == self.c.mode.mtt {
-            return self.walk_mtt(key, mkey, shift, va, len, want, pieces);
-        }
-        if mode == self.c.mode.ksm {
-            let mask = mask(shift);
-            let (mut va, mut len) = (va, len);
-            while len > 0 {
-                let here = part(va, len, mask);
-                let index = at(va, shift).wrapping_sub(at(start, shift));
-                let Some((next, base)) = self.klm(mkey, index) else {
-                    return denied(format!("key {key:#x} has no entry {index}"));
-                };
-                let inner = base.wrapping_add(va & mask);
-                self.walk(next, inner, here, want, pd, depth + 1, pieces)?;
-                va += here as u64;
-                len -= here;
-            }
-            return Ok(());
-        }
-        if mode == self.c.mode.klms {
-            return self.walk_klm(
-                key,
-                mkey,
-                va.wrapping_sub(start),
-                len,
-                want,
-                pd,
-                depth,
-                pieces,
-            );
-        }
-        denied(format!(
-            "key {key:#x} has access mode {mode}, which is not modelled"
-        ))
+        Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "as its caller")]
-    fn walk_klm(
-        &self,
-        key: u32,
-        mkey: &Mkey,
-        mut offset: u64,
+    /// Counts what is looked at.
+    fn look(&mut self, key: u32) -> Result<(), Stop> {
+        self.steps += 1;
+        if self.steps > STEPS {
+            return denied(format!("key {key:#x}: too many entries on the way"));
+        }
+        Ok(())
+    }
+
+    /// Goes on at the key that an entry of `from` names.
+    fn down(&mut self, from: u32, key: u32, va: u64, len: usize) -> Result<(), Stop> {
+        if self.depth == DEPTH {
+            return denied(format!("key {from:#x}: too many levels"));
+        }
+        self.depth += 1;
+        let found = self.key(key, va, len);
+        self.depth -= 1;
+        found
+    }
+
+    fn ksms(
+        &mut self,
+        named: Named<'_>,
+        start: u64,
+        shift: u64,
+        mut va: u64,
         mut len: usize,
-        want: Want,
-        pd: Option<u32>,
-        depth: u32,
-        pieces: &mut Vec<Piece>,
     ) -> Result<(), Stop> {
-        let size = self.l.klm.size;
-        for entry in mkey.entries.chunks_exact(size) {
+        let Named { key, mkey } = named;
+        let mask = mask(shift);
+        while len > 0 {
+            self.look(key)?;
+            let here = part(va, len, mask);
+            let index = at(va, shift).wrapping_sub(at(start, shift));
+            let Some((next, base)) = self.device.klm(mkey, index) else {
+                return denied(format!("key {key:#x} has no entry {index}"));
+            };
+            self.down(key, next, base.wrapping_add(va & mask), here)?;
+            // A key without bounds may go on at 0.
+            va = va.wrapping_add(here as u64);
+            len -= here;
+        }
+        Ok(())
+    }
+
+    fn klms(&mut self, named: Named<'_>, mut offset: u64, mut len: usize) -> Result<(), Stop> {
+        let Named { key, mkey } = named;
+        let l = self.device.l.klm;
+        for entry in mkey.entries.chunks_exact(l.size) {
             if len == 0 {
                 break;
             }
-            let count = self.l.klm.bcount.get(entry);
+            self.look(key)?;
+            let count = l.bcount.get(entry);
             if offset >= count {
                 offset -= count;
                 continue;
@@ -223,9 +260,9 @@ impl Device {
             let here = usize::try_from(count - offset)
                 .unwrap_or(usize::MAX)
                 .min(len);
-            let next = self.l.klm.key.get(entry) as u32;
-            let va = self.l.klm.va.get(entry).wrapping_add(offset);
-            self.walk(next, va, here, want, pd, depth + 1, pieces)?;
+            let next = l.key.get(entry) as u32;
+            let va = l.va.get(entry).wrapping_add(offset);
+            self.down(key, next, va, here)?;
             offset = 0;
             len -= here;
         }
@@ -235,53 +272,49 @@ impl Device {
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "as its caller")]
-    fn walk_mtt(
-        &self,
-        key: u32,
-        mkey: &Mkey,
+    fn mtts(
+        &mut self,
+        named: Named<'_>,
+        start: u64,
         shift: u64,
         mut va: u64,
         mut len: usize,
-        want: Want,
-        pieces: &mut Vec<Piece>,
     ) -> Result<(), Stop> {
+        let Named { key, mkey } = named;
         let mask = mask(shift);
-        let first = at(self.l.mkc.start_addr.get(&mkey.context), shift);
-        let needed = if want.write { MTT_WRITE } else { MTT_READ };
+        let first = at(start, shift);
+        let needed = if self.want.write { MTT_WRITE } else { MTT_READ };
         while len > 0 {
+            self.look(key)?;
             let here = part(va, len, mask);
             let entry = at(va, shift).wrapping_sub(first);
-            let mtt = self.mtt(mkey, entry);
+            let mtt = self.device.mtt(mkey, entry);
             if mtt & needed == 0 {
                 return Err(Stop::Fault { mkey: key, va });
             }
             let addr = (mtt & !MTT_FLAGS).wrapping_add(va & mask);
-            pieces.push(self.piece(key, mkey, addr, here, entry, va, want));
-            va += here as u64;
+            self.piece(named, addr, here, entry, va);
+            va = va.wrapping_add(here as u64);
             len -= here;
         }
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the fields of what it makes")]
     fn piece(
-        &self,
-        key: u32,
-        mkey: &Mkey,
+        &mut self,
+        Named { key, mkey }: Named<'_>,
         addr: u64,
         len: usize,
         entry: u64,
         va: u64,
-        want: Want,
-    ) -> Piece {
-        let l = &self.l.mkc;
-        let ro = if want.write {
+    ) {
+        let l = &self.device.l.mkc;
+        let ro = if self.want.write {
             l.relaxed_ordering_write
         } else {
             l.relaxed_ordering_read
         };
-        Piece {
+        self.pieces.push(Piece {
             addr,
             len,
             mkey: key,
@@ -289,9 +322,11 @@ impl Device {
             va,
             ats: l.ma_translation_mode.get(&mkey.context) != 0,
             ro: ro.get(&mkey.context) != 0,
-        }
+        });
     }
+}
 
+impl Device {
     /// A translation; beyond the table there is none.
     fn mtt(&self, mkey: &Mkey, entry: u64) -> u64 {
         let size = self.l.mtt.size;

@@ -36,6 +36,11 @@ pub struct Ring {
 }
 
 impl Ring {
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        1 << (self.log_size + self.log_stride)
+    }
+
     /// Where a request is.
     pub fn at(&self, counter: u32) -> u64 {
         let index = u64::from(counter) & ((1u64 << self.log_size) - 1);
@@ -60,6 +65,11 @@ pub enum Segment {
 }
 
 impl Segment {
+    /// Whether it needs no memory.
+    pub fn is_inline(&self) -> bool {
+        matches!(self, Self::Inline(_))
+    }
+
     /// Bytes.
     pub fn len(&self) -> u64 {
         match self {
@@ -111,10 +121,10 @@ pub struct Send {
     pub done: u64,
     /// The receive request it has taken.
     pub receive: Option<Receive>,
-    /// How often the other end was not ready, and since when.
+    /// How often the other end was not ready.
     pub retries: u32,
-    /// When it first was not.
-    pub not_ready_since: Option<Instant>,
+    /// Since when there has been no other end.
+    pub absent_since: Option<Instant>,
     /// What an atomic operation found, once it was done: it is done once, however often
     /// the answer has to wait for a page.
     pub found: Option<u64>,
@@ -161,6 +171,8 @@ pub struct Qp {
     pub sent: u16,
     /// Basic blocks that the driver has posted.
     pub posted: u16,
+    /// When it last said so.
+    pub rung: Instant,
     /// What is being sent.
     pub current: Option<Send>,
     /// What that waits for.

@@ -172,14 +172,6 @@ impl Device {
         }
     }
 
-    /// The consumer index, which the driver keeps in memory.
-    fn cq_consumed(&self, cq: &Cq) -> Option<u32> {
-        self.memory
-            .read_u32(cq.doorbell)
-            .ok()
-            .map(|ci| ci & 0xff_ffff)
-    }
-
     /// The driver wants to be told of the next completion after what it has seen.
     pub fn cq_doorbell(&mut self, first: u32, cqn: u32) {
         let cqn = cqn & 0xff_ffff;
@@ -224,10 +216,15 @@ impl Device {
         if cq.is_broken {
             return;
         }
-        let consumed = self.cq_consumed(cq);
-        let is_full = consumed.is_none_or(|ci| distance(cq.produced, ci) >= 1 << cq.log_size);
-        if is_full {
-            return self.cq_overrun(cqn);
+        // The driver keeps the consumer index in memory.
+        match self.memory.read_u32(cq.doorbell) {
+            Ok(consumed) if distance(cq.produced, consumed) < 1 << cq.log_size => {}
+            Ok(_) => return self.cq_overrun(cqn),
+            Err(refused) => {
+                self.witness
+                    .violation(&format!("doorbell record of queue {cqn:#x}: {refused:?}"));
+                return self.cq_overrun(cqn);
+            }
         }
         let is_error = what.syndrome != 0;
         let mut entry = [0; CQE];

@@ -173,21 +173,20 @@ impl ServerBackend for Shared {
         size: u64,
         file: Option<File>,
     ) -> io::Result<()> {
-        // ROM and the like have no file: the device cannot reach them.
-        if let Some(file) = file
-            && size > 0
-        {
-            let is_writable = flags.contains(DmaMapFlags::WRITE);
-            let mut device = self.lock();
-            device
-                .memory
-                .map(address, size, file, offset, is_writable)?;
-        }
-        Ok(())
+        let is_writable = flags.contains(DmaMapFlags::WRITE);
+        let memory = &mut self.lock().memory;
+        memory.map(address, size, file, offset, is_writable)
     }
 
-    fn dma_unmap(&mut self, _: DmaUnmapFlags, address: u64, size: u64) -> io::Result<()> {
-        self.lock().memory.unmap(address, size);
+    fn dma_unmap(&mut self, flags: DmaUnmapFlags, address: u64, size: u64) -> io::Result<()> {
+        let memory = &mut self.lock().memory;
+        if flags.contains(DmaUnmapFlags::UNMAP_ALL) {
+            memory.unmap(0, u64::MAX);
+            // The range that a size can say lacks the last byte.
+            memory.unmap(u64::MAX, 1);
+        } else {
+            memory.unmap(address, size);
+        }
         Ok(())
     }
 
@@ -213,7 +212,7 @@ impl ServerBackend for Shared {
             return Ok(());
         }
         let mut files = files.into_iter();
-        for vector in start..start.saturating_add(count) {
+        for vector in start..start.saturating_add(count).min(u32::from(VECTORS)) {
             device.irqs.set(vector, files.next());
         }
         Ok(())

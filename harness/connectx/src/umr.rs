@@ -54,6 +54,8 @@ impl Device {
         } else {
             self.gather_entries(qpn, rest, count)?
         };
+        let l = &self.l;
+        let mkey = self.mkeys.get(&(key >> 8)).expect("it was there");
         // UMR writes blocks of 64 bytes, so a shorter table ends with the last of them.
         let size = l.mkc.translations_octword_size.get(&mkey.context) as usize * 16;
         let size = size.next_multiple_of(64);
@@ -61,6 +63,12 @@ impl Device {
             return Err(format!(
                 "key {key:#x} has {size} bytes of translations, and {} at {first} are none of them",
                 entries.len()
+            ));
+        }
+        let more = (first + entries.len()).saturating_sub(mkey.entries.len());
+        if !entries.is_empty() && !self.has_room(more) {
+            return Err(format!(
+                "key {key:#x}: {more} bytes of translations more are too many"
             ));
         }
         let present = self.present(mkey, &entries);
@@ -79,7 +87,7 @@ impl Device {
         Ok(())
     }
 
-    fn gather_entries(&self, qpn: u32, rest: &[u8], count: usize) -> Result<Vec<u8>, String> {
+    fn gather_entries(&mut self, qpn: u32, rest: &[u8], count: usize) -> Result<Vec<u8>, String> {
         let l = &self.l.data;
         let want = Want {
             write: false,
@@ -95,13 +103,17 @@ impl Device {
         }
         let pd = Some(self.qps[&qpn].pd);
         let pieces = self.translate(key, va, count, want, pd);
+        let pieces = pieces.map_err(|stop| format!("translations at {va:#x}: {stop:?}"))?;
         let mut data = vec![0; count];
         let mut rest = &mut data[..];
-        for piece in pieces.map_err(|stop| format!("translations at {va:#x}: {stop:?}"))? {
+        for piece in pieces {
             let (here, left) = rest.split_at_mut(piece.len);
             rest = left;
-            let read = self.memory.read(piece.addr, here);
-            read.map_err(|refused| format!("translations at {va:#x}: {refused:?}"))?;
+            if let Err(refused) = self.memory.read(piece.addr, here) {
+                let why = format!("translations at {va:#x}: {refused:?}");
+                self.witness.violation(&why);
+                return Err(why);
+            }
         }
         Ok(data)
     }

@@ -66,6 +66,12 @@ enum Event<'a> {
         token: u64,
         error: bool,
     },
+    /// A request has completed, `took` microseconds after the last doorbell of its queue.
+    Done {
+        qpn: u32,
+        len: u64,
+        took: u128,
+    },
     Command {
         name: &'a str,
         status: u64,
@@ -111,7 +117,8 @@ pub struct Witness {
     out: Option<BufWriter<File>>,
     begin: Instant,
     n: u64,
-    /// Which change wrote a translation: by key, then by entry.
+    /// Which change wrote a translation: by key, then by entry. The low byte of a key may
+    /// change, and its translations stay.
     written: HashMap<u32, HashMap<u64, u64>>,
     /// What was counted.
     pub totals: Totals,
@@ -155,7 +162,7 @@ impl Witness {
 
     /// The change that last wrote a translation.
     pub fn writer(&self, mkey: u32, entry: u64) -> u64 {
-        let written = self.written.get(&mkey).and_then(|of| of.get(&entry));
+        let written = self.written.get(&(mkey >> 8)).and_then(|of| of.get(&entry));
         written.copied().unwrap_or(0)
     }
 
@@ -199,7 +206,7 @@ impl Witness {
             count,
             cleared,
         });
-        let written = self.written.entry(mkey).or_default();
+        let written = self.written.entry(mkey >> 8).or_default();
         for (entry, present) in (first..).zip(entries) {
             if *present {
                 written.insert(entry, n);
@@ -211,7 +218,7 @@ impl Witness {
 
     /// A key is gone.
     pub fn forget(&mut self, mkey: u32) {
-        self.written.remove(&mkey);
+        self.written.remove(&(mkey >> 8));
     }
 
     /// A page fault was reported.
@@ -229,6 +236,12 @@ impl Witness {
     /// The driver has answered it.
     pub fn resume(&mut self, token: u64, error: bool) {
         self.line(Event::Resume { token, error });
+    }
+
+    /// A request has completed.
+    pub fn done(&mut self, qpn: u32, len: u64, rung: Instant) {
+        let took = rung.elapsed().as_micros();
+        self.line(Event::Done { qpn, len, took });
     }
 
     /// A command was carried out.

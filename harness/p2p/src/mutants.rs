@@ -6,7 +6,7 @@
 //! build/results/mutants.json, so that a run goes on where the last one ended; the
 //! first one goes on from Documentation/mutants.json.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::thread::{self, ScopedJoinHandle};
@@ -24,7 +24,7 @@ use crate::paths::digest;
 use crate::plan::{Job, Only, Spec};
 use crate::proc::{self, output, tail};
 use crate::report::Outcome;
-use crate::topology::{Topologies, Topology};
+use crate::topology::{Kind, Topologies, Topology};
 use crate::tree::Tree;
 use crate::ui::seconds;
 use crate::vm::Booter;
@@ -32,7 +32,7 @@ use crate::vm::Booter;
 mod file;
 mod record;
 
-use file::Mutant;
+use file::{Mutant, Tests};
 use record::{End, Known, Record};
 
 /// The kernel's name, and the work tree's.
@@ -41,6 +41,9 @@ const WORKTREE: &str = "mutants/linux";
 
 /// Where kernels are run from, in turns: one is tested while the next is built.
 pub const SLOTS: [&str; 2] = ["mutants/even", "mutants/odd"];
+
+/// Begins the names of KUnit tests in tables of qemu/mutants.toml.
+const KUNIT: &str = "kunit/";
 
 /// The name under which the series without a defect is known.
 const NONE: &str = "none";
@@ -51,32 +54,65 @@ const NONE: &str = "none";
 struct Settings {
     topology: String,
     load: BTreeMap<String, Vec<String>>,
+    machine: BTreeMap<String, Kind>,
     limit: u64,
     kernel: Kernel,
 }
 
 impl Settings {
-    /// The modules that a program needs: those of the longest beginning of its
-    /// name that there are some for.
-    fn modules(&self, program: &str) -> Vec<String> {
-        let of = |(start, _): &(&String, &Vec<String>)| program.starts_with(start.as_str());
-        let mut fitting = self.load.iter().filter(of);
-        // In a sorted map, a longer name comes after its beginning.
-        fitting
-            .next_back()
-            .map_or_else(Vec::new, |(_, modules)| modules.clone())
+    /// What is run in one machine: programs that need the same kind of it, the same NIC
+    /// and the same modules, which may not be loaded together with those of others.
+    fn machines(&self, tests: &Tests) -> Vec<Spec> {
+        let mut machines = BTreeMap::<_, Vec<_>>::new();
+        for (program, connectx) in &tests.programs {
+            let kind = longest(&self.machine, program).unwrap_or_default();
+            let connectx = match kind {
+                Kind::Counting => Vec::new(),
+                Kind::Parallel => connectx.clone(),
+            };
+            let load = longest(&self.load, program).unwrap_or_default();
+            let is_parallel = kind == Kind::Parallel;
+            let with = machines.entry((is_parallel, connectx, load)).or_default();
+            if !with.contains(program) {
+                with.push(program.clone());
+            }
+        }
+        let mut specs = Vec::new();
+        for ((is_parallel, connectx, load), programs) in machines {
+            specs.push(Spec {
+                machine: if is_parallel { Kind::Parallel } else { Kind::Counting },
+                connectx,
+                load,
+                programs,
+                limit: self.limit,
+                ..Spec::default()
+            });
+        }
+        specs.extend(tests.kunit.as_ref().map(|filter| self.kunit(filter)));
+        specs
     }
 
-    /// What is run in one machine: programs that need the same modules, which
-    /// may not be loaded together with those of others.
-    fn machines(&self, programs: &[String]) -> BTreeMap<Vec<String>, Vec<String>> {
-        let mut machines = BTreeMap::<_, Vec<_>>::new();
-        for program in programs {
-            let with = machines.entry(self.modules(program)).or_default();
-            with.push(program.clone());
+    /// The machine of KUnit tests. Those that are modules run as they are loaded.
+    fn kunit(&self, filter: &str) -> Spec {
+        let all = self.load.iter().filter(|(start, _)| start.starts_with(KUNIT));
+        Spec {
+            load: if filter == "*" {
+                all.flat_map(|(_, modules)| modules.clone()).collect()
+            } else {
+                longest(&self.load, &format!("{KUNIT}{filter}")).unwrap_or_default()
+            },
+            kunit: Some(filter.to_owned()),
+            limit: self.limit,
+            ..Spec::default()
         }
-        machines
     }
+}
+
+/// What a table has for the longest beginning of a name that there is something for.
+fn longest<T: Clone>(table: &BTreeMap<String, T>, name: &str) -> Option<T> {
+    let mut fitting = table.iter().filter(|(start, _)| name.starts_with(*start));
+    // In a sorted map, a longer name comes after its beginning.
+    fitting.next_back().map(|(_, value)| value.clone())
 }
 
 /// Plants the defects.
@@ -125,11 +161,11 @@ impl Mutants<'_> {
         if !wanted.is_empty() {
             let plant = Plant::new(self, &settings, topology)?;
             plant.builder().build(KERNEL, &settings.kernel, &[])?;
-            let runs: BTreeSet<_> = wanted.iter().flat_map(|m| m.programs.clone()).collect();
-            let kunit = wanted.iter().any(|mutant| mutant.kunit.is_some());
-            let key_of_none = digest(format!("{base}\n{runs:?}\n{kunit}").as_bytes());
+            let tests = file::all_tests(&wanted);
+            let key_of_none = digest(format!("{base}\n{tests:?}").as_bytes());
             if !record.knows(NONE, &key_of_none) {
-                let known = plant.without(runs.into_iter().collect(), kunit)?;
+                // On the series as it is.
+                let known = plant.observe(NONE, KERNEL, &tests, &[])?;
                 if let End::Caught { by, .. } = &known.end {
                     bail!(
                         "these tests fail without a defect, so they say nothing:\n    {}",
@@ -208,12 +244,6 @@ impl<'a> Plant<'a> {
         self.mutants.builder.of(&self.tree)
     }
 
-    /// Runs everything that will be run on the series as it is.
-    fn without(&self, programs: Vec<String>, kunit: bool) -> Result<Known> {
-        let kunit = kunit.then(|| "*".to_owned());
-        self.observe(NONE, KERNEL, programs, kunit, &[])
-    }
-
     /// Tests all of them, each while the next one is built; calls `done` with
     /// what came of it.
     fn all(
@@ -275,8 +305,7 @@ impl<'a> Plant<'a> {
             Ok(seconds) => seconds,
             Err(known) => return Ok(known),
         };
-        let (programs, kunit) = (mutant.programs.clone(), mutant.kunit.clone());
-        let known = self.observe(&mutant.name, slot, programs, kunit, &mutant.expect)?;
+        let known = self.observe(&mutant.name, slot, &mutant.tests(), &mutant.expect)?;
         Ok(Known {
             build_seconds,
             ..known
@@ -287,30 +316,12 @@ impl<'a> Plant<'a> {
         &self,
         name: &str,
         kernel: &str,
-        programs: Vec<String>,
-        kunit: Option<String>,
+        tests: &Tests,
         expect: &[String],
     ) -> Result<Known> {
         let start = Instant::now();
-        let settings = self.settings;
-        let spec = Spec {
-            limit: settings.limit,
-            ..Spec::default()
-        };
-        let mut specs: Vec<_> = settings
-            .machines(&programs)
-            .into_iter()
-            .map(|(load, programs)| Spec {
-                load,
-                programs,
-                ..spec.clone()
-            })
-            .collect();
-        if kunit.is_some() {
-            specs.push(Spec { kunit, ..spec });
-        }
         let mut outcomes = Vec::new();
-        for spec in specs {
+        for spec in self.settings.machines(tests) {
             let job = Job::alone(format!("mutant/{name}"), kernel, self.topology, spec);
             outcomes.extend(job.run(self.mutants.booter, self.mutants.builder.paths)?);
         }

@@ -672,10 +672,13 @@ struct Queue<'k, T> {
     failed: Option<anyhow::Error>,
 }
 
-/// Every kernel that these jobs need, once, in the order of qemu/kernels.toml.
+/// Every kernel that these jobs need, once. Those that most jobs wait for come first.
 pub fn kernels_for<'a>(jobs: &[&Job<'_>], kernels: &'a Kernels) -> Vec<&'a str> {
-    let needed = |name: &&str| jobs.iter().any(|job| job.needs().contains(name));
-    kernels.names().into_iter().filter(needed).collect()
+    let waiting = |name: &str| jobs.iter().filter(|job| job.needs().contains(&name)).count();
+    let mut names = kernels.names();
+    names.retain(|name| waiting(name) > 0);
+    names.sort_by_key(|name| Reverse(waiting(name)));
+    names
 }
 
 #[cfg(test)]

@@ -4,9 +4,11 @@
 //! | key | value |
 //! |---|---|
 //! | `run` | a selftest, `folder/program`, and its arguments; any number of them |
+//! | `connectx` | an argument of the model of a NIC in parallel machines, as in tests.toml; any number of them |
 //! | `kunit` | the kernel's own tests, by filter |
 //! | `expect` | part of the name of a test that should notice; any number of them |
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +27,8 @@ pub struct Mutant {
     pub breaks: String,
     /// Selftests to run.
     pub programs: Vec<String>,
+    /// Arguments of the model that is the NIC of parallel machines.
+    pub connectx: Vec<String>,
     /// KUnit tests to run.
     pub kunit: Option<String>,
     /// Parts of names of tests.
@@ -54,9 +58,10 @@ impl Mutant {
             let value = value.trim().to_owned();
             match key {
                 "run" => mutant.programs.push(value),
+                "connectx" => mutant.connectx.push(value),
                 "kunit" if mutant.kunit.is_none() => mutant.kunit = Some(value),
                 "expect" => mutant.expect.push(value),
-                _ => bail!("{line:?}: there are run, kunit (once) and expect"),
+                _ => bail!("{line:?}: there are run, connectx, kunit (once) and expect"),
             }
         }
         if mutant.breaks.is_empty() || mutant.expect.is_empty() {
@@ -70,6 +75,40 @@ impl Mutant {
             .context("there is no diff")?
             .clone_into(&mut mutant.changes);
         Ok(mutant)
+    }
+}
+
+/// What is run in one go: each program, with what it is run with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tests {
+    /// Selftests, and the arguments of the model of a NIC.
+    pub programs: BTreeSet<(String, Vec<String>)>,
+    /// KUnit tests, by filter.
+    pub kunit: Option<String>,
+}
+
+impl Mutant {
+    /// The tests to run.
+    pub fn tests(&self) -> Tests {
+        let programs = self.programs.iter();
+        Tests {
+            programs: programs
+                .map(|program| (program.clone(), self.connectx.clone()))
+                .collect(),
+            kunit: self.kunit.clone(),
+        }
+    }
+}
+
+/// All tests of these mutants.
+pub fn all_tests(mutants: &[&Mutant]) -> Tests {
+    let tests: Vec<_> = mutants.iter().map(|mutant| mutant.tests()).collect();
+    Tests {
+        kunit: tests
+            .iter()
+            .any(|tests| tests.kunit.is_some())
+            .then(|| "*".to_owned()),
+        programs: tests.into_iter().flat_map(|tests| tests.programs).collect(),
     }
 }
 

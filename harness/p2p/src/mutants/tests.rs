@@ -39,10 +39,10 @@ fn programs_that_need_the_same_modules_share_a_machine() {
         "p2pdma/hmm_p2p_mm_test",
         "mm/hmm-tests",
     ];
-    let machines = settings.machines(&programs.map(str::to_owned));
-    let mut together: Vec<_> = machines.into_values().collect();
+    let machines = settings.machines(&tests(&programs, &[]));
+    let mut together: Vec<_> = machines.into_iter().map(|spec| spec.programs).collect();
     together.sort();
-    let nic = vec![programs[0].to_owned(), programs[2].to_owned()];
+    let nic = vec![programs[2].to_owned(), programs[0].to_owned()];
     assert_eq!(
         together,
         [
@@ -51,6 +51,73 @@ fn programs_that_need_the_same_modules_share_a_machine() {
             nic
         ]
     );
+}
+
+fn tests(programs: &[&str], connectx: &[&str]) -> Tests {
+    let connectx: Vec<_> = connectx.iter().map(|&word| word.to_owned()).collect();
+    let programs = programs.iter();
+    Tests {
+        programs: programs
+            .map(|&program| (program.to_owned(), connectx.clone()))
+            .collect(),
+        kunit: None,
+    }
+}
+
+#[test]
+fn a_verbs_device_is_tested_in_parallel_machines_with_the_nic_that_the_mutant_wants() {
+    let settings = settings(&root()).unwrap();
+    let verbs = "p2pdma/verbs/hmm_p2p_verbs_test";
+    let odp = "p2pdma/hmm_p2p_odp_test";
+    let mut both = tests(&[verbs, odp], &["--scheme=memory"]);
+    both.programs.extend(tests(&[verbs, odp], &[]).programs);
+    let machines = settings.machines(&both);
+    let told: Vec<_> = machines
+        .iter()
+        .map(|spec| (spec.machine, &spec.connectx[..], &spec.programs[..]))
+        .collect();
+    let memory = ["--scheme=memory".to_owned()];
+    assert_eq!(
+        told,
+        [
+            // It has another NIC, and runs once.
+            (Kind::Counting, &[][..], &[odp.to_owned()][..]),
+            (Kind::Parallel, &[], &[verbs.to_owned()]),
+            (Kind::Parallel, &memory, &[verbs.to_owned()]),
+        ]
+    );
+    assert_eq!(machines[1].load, ["mlx5_core", "mlx5_ib", "p2ptest_gpu"]);
+}
+
+#[test]
+fn kunit_tests_that_are_modules_are_loaded() {
+    let settings = settings(&root()).unwrap();
+    let machine = |filter: &str| {
+        let kunit = Some(filter.to_owned());
+        let machines = settings.machines(&Tests { kunit, ..tests(&[], &[]) });
+        assert_eq!(machines.len(), 1);
+        assert_eq!(machines[0].kunit.as_deref(), Some(filter));
+        machines[0].load.clone()
+    };
+    assert_eq!(machine("mlx5_odp_p2p"), ["mlx5_odp_p2p_kunit"]);
+    assert!(machine("rust_gpu_window").is_empty());
+    // Without a defect all of them have to pass.
+    assert_eq!(machine("*"), ["mlx5_odp_p2p_kunit"]);
+}
+
+#[test]
+fn without_a_defect_all_is_run_once_with_each_nic() {
+    let with = |connectx: &[&str], kunit: Option<&str>| Mutant {
+        programs: vec!["a/b".to_owned()],
+        connectx: connectx.iter().map(|&word| word.to_owned()).collect(),
+        kunit: kunit.map(str::to_owned),
+        ..Mutant::default()
+    };
+    let mutants = [with(&[], None), with(&["x"], Some("k")), with(&[], None)];
+    let all = file::all_tests(&mutants.iter().collect::<Vec<_>>());
+    assert_eq!(all.programs.len(), 2);
+    assert_eq!(all.kunit.as_deref(), Some("*"));
+    assert_eq!(file::all_tests(&[&mutants[0]]).kunit, None);
 }
 
 #[test]

@@ -1,0 +1,564 @@
+//! For tests: a device over files, and what the driver does to use it. Not a test itself.
+//!
+//! Objects are made by commands, requests are bytes in memory, and doorbells are
+//! writes of registers, as the driver does all of it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::NamedTempFile;
+
+use crate::command::Status;
+use crate::device::{Device, Known, Options, Scheme};
+use crate::layout::{Field, Headers, Layouts};
+use crate::memory::Memory;
+use crate::witness::Witness;
+
+/// Where host memory is and how much of it.
+pub const RAM: u64 = 16 << 20;
+/// Where the peer's BAR is, and its size.
+pub const VRAM: u64 = 0x8_0000_0000;
+pub const VRAM_SIZE: u64 = 1 << 20;
+pub const PAGE: u64 = 4096;
+/// The low byte of the keys here.
+pub const LOW: u32 = 0x42;
+
+/// The headers of the kernel at hand: `LINUX_TREE`, or what the harness has built. If
+/// there is none, tests that need them say so even if they pass.
+pub fn headers() -> Option<&'static Headers> {
+    static HEADERS: OnceLock<Option<Headers>> = OnceLock::new();
+    let read = || {
+        let tree = std::env::var_os("LINUX_TREE").map(PathBuf::from);
+        let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../build/linux");
+        let dir = tree.unwrap_or_else(beside).join("include/linux/mlx5");
+        if dir.exists() {
+            return Some(Headers::read(&dir).unwrap());
+        }
+        // Not eprintln, of which a test that passes shows nothing.
+        let what = format!(
+            "NOT TESTED: no kernel in {}: set LINUX_TREE\n",
+            dir.display()
+        );
+        io::stderr().write_all(what.as_bytes()).unwrap();
+        None
+    };
+    HEADERS.get_or_init(read).as_ref()
+}
+
+/// A completion queue, as the driver knows it.
+#[derive(Clone, Debug)]
+pub struct TestCq {
+    pub cqn: u32,
+    pub at: u64,
+    pub doorbell: u64,
+    pub log_size: u32,
+    pub consumed: u32,
+}
+
+/// A queue pair, as the driver knows it.
+#[derive(Clone, Debug)]
+pub struct TestQp {
+    pub qpn: u32,
+    pub receive_at: u64,
+    pub send_at: u64,
+    pub doorbell: u64,
+    pub posted: u16,
+    pub received: u16,
+}
+
+/// What a completion says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cqe {
+    pub opcode: u64,
+    pub syndrome: u64,
+    pub counter: u64,
+    pub bytes: u64,
+    pub imm: u64,
+    pub qpn: u64,
+}
+
+/// log2 of the blocks of a send queue, of the requests of a receive queue and of a
+/// request's size.
+pub const LOG_SEND: u64 = 4;
+pub const LOG_RECEIVE: u64 = 4;
+pub const LOG_STRIDE: u64 = 6;
+const LOG_EQ: u64 = 7;
+
+/// A device and its driver.
+pub struct Bench {
+    pub device: Device,
+    pub ram: File,
+    pub vram: NamedTempFile,
+    pub log: NamedTempFile,
+    /// Eight bytes are written to it for each interrupt.
+    pub interrupts: File,
+    pub opcodes: HashMap<String, u64>,
+    pub uar: u64,
+    pub pd: u32,
+    pub eqn: u32,
+    eq_at: u64,
+    eq_consumed: u32,
+    next: u64,
+}
+
+impl Bench {
+    /// Memory, and nothing that the driver does.
+    pub fn bare(scheme: Scheme) -> Option<Self> {
+        static KNOWN: OnceLock<Known> = OnceLock::new();
+        let headers = headers()?;
+        let known = KNOWN.get_or_init(|| Known::load(headers).unwrap());
+        let ram = tempfile::tempfile().unwrap();
+        ram.set_len(RAM).unwrap();
+        let vram = NamedTempFile::new().unwrap();
+        vram.as_file().set_len(VRAM_SIZE).unwrap();
+        let log = NamedTempFile::new().unwrap();
+        let memory = Memory::new(vec![vram.path().to_owned()]);
+        let witness = Witness::new(Some(log.path())).unwrap();
+        let options = Options {
+            scheme,
+            verbose: std::env::var_os("CONNECTX_VERBOSE").is_some(),
+        };
+        let mut device = Device::new(known.clone(), options, memory, witness);
+        let interrupts = tempfile::tempfile().unwrap();
+        device.irqs.set(0, Some(interrupts.try_clone().unwrap()));
+        let opcodes = device.names.iter();
+        let mut bench = Self {
+            opcodes: opcodes.map(|(op, name)| (name.clone(), *op)).collect(),
+            device,
+            ram,
+            vram,
+            log,
+            interrupts,
+            uar: 0,
+            pd: 0,
+            eqn: 0,
+            eq_at: 0,
+            eq_consumed: 0,
+            next: PAGE,
+        };
+        bench.map();
+        bench.bus_master(true);
+        Some(bench)
+    }
+
+    /// What a driver has before it makes queues: a page of doorbells, a protection domain
+    /// and an event queue for all events.
+    pub fn new(scheme: Scheme) -> Option<Self> {
+        let mut bench = Self::bare(scheme)?;
+        bench.start();
+        Some(bench)
+    }
+
+    pub fn start(&mut self) {
+        let out = self.command("ALLOC_UAR", &[], |_, _| {}).unwrap();
+        self.uar = self.device.l.alloc_uar.uar.get(&out);
+        let out = self.command("ALLOC_PD", &[], |_, _| {}).unwrap();
+        self.pd = self.device.l.alloc_pd.pd.get(&out) as u32;
+        self.eq_at = self.alloc(64 << LOG_EQ);
+        self.eq_consumed = 0;
+        self.put(self.eq_at, &[0xff; 64 << LOG_EQ]);
+        let pages = self.pages(self.eq_at, 64 << LOG_EQ);
+        let set = |l: &Layouts, input: &mut [u8]| {
+            let l = &l.create_eq_in;
+            l.log_eq_size.set(input, LOG_EQ);
+            for word in 0..4 {
+                l.event_bitmask.nth(word).set(input, u64::MAX);
+            }
+        };
+        let out = self.command("CREATE_EQ", &pages, set).unwrap();
+        self.eqn = self.device.l.create_eq_out.eq_number.get(&out) as u32;
+    }
+
+    /// The mappings that QEMU makes.
+    pub fn map(&mut self) {
+        let memory = &mut self.device.memory;
+        let ram = self.ram.try_clone().unwrap();
+        memory.map(0, RAM, Some(ram), 0, true).unwrap();
+        let vram = self.vram.reopen().unwrap();
+        memory.map(VRAM, VRAM_SIZE, Some(vram), 0, true).unwrap();
+    }
+
+    pub fn bus_master(&mut self, on: bool) {
+        self.device.config_write(4, &[if on { 6 } else { 2 }, 0]);
+    }
+
+    /// Host memory that nobody else uses here.
+    pub fn alloc(&mut self, len: u64) -> u64 {
+        let at = self.next;
+        self.next += len.next_multiple_of(PAGE);
+        assert!(self.next <= RAM, "the tests' memory is used up");
+        at
+    }
+
+    pub fn put(&self, at: u64, data: &[u8]) {
+        if at >= VRAM {
+            self.vram.as_file().write_all_at(data, at - VRAM).unwrap();
+        } else {
+            self.ram.write_all_at(data, at).unwrap();
+        }
+    }
+
+    pub fn get(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        if at >= VRAM {
+            self.vram
+                .as_file()
+                .read_exact_at(&mut data, at - VRAM)
+                .unwrap();
+        } else {
+            self.ram.read_exact_at(&mut data, at).unwrap();
+        }
+        data
+    }
+
+    fn put_u32(&self, at: u64, value: u32) {
+        self.put(at, &value.to_be_bytes());
+    }
+
+    /// Addresses of the pages of a range.
+    pub fn pages(&self, at: u64, len: u64) -> Vec<u64> {
+        (at..at + len).step_by(PAGE as usize).collect()
+    }
+
+    /// A command as the headers say, with a list at its end.
+    pub fn command(
+        &mut self,
+        name: &str,
+        list: &[u64],
+        fill: impl FnOnce(&Layouts, &mut [u8]),
+    ) -> Result<Vec<u8>, Status> {
+        let opcode = self.opcodes[name];
+        let (size_in, size_out) = self.device.sizes[&opcode];
+        let mut input = vec![0; size_in.max(16)];
+        self.device.l.mbox_in.opcode.set(&mut input, opcode);
+        fill(&self.device.l, &mut input);
+        input.extend(list.iter().flat_map(|number| number.to_be_bytes()));
+        let mut out = vec![0; size_out.max(16)];
+        self.device.execute(&input, &mut out)?;
+        Ok(out)
+    }
+
+    pub fn cq(&mut self, log_size: u32) -> TestCq {
+        let len = 64 << log_size;
+        let at = self.alloc(len);
+        let doorbell = self.alloc(PAGE);
+        self.put(at, &vec![0xff; len as usize]);
+        let pages = self.pages(at, len);
+        let eqn = u64::from(self.eqn);
+        let set = |l: &Layouts, input: &mut [u8]| {
+            let context = &mut input[l.create_cq_in.cq_context.byte()..];
+            l.cqc.log_cq_size.set(context, u64::from(log_size));
+            l.cqc.c_eqn_or_apu_element.set(context, eqn);
+            l.cqc.dbr_addr.set(context, doorbell);
+        };
+        let out = self.command("CREATE_CQ", &pages, set).unwrap();
+        TestCq {
+            cqn: self.device.l.create_cq_out.cqn.get(&out) as u32,
+            at,
+            doorbell,
+            log_size,
+            consumed: 0,
+        }
+    }
+
+    /// A queue pair in state Reset; `set` sees its context last.
+    pub fn qp(&mut self, cq: &TestCq, set: impl FnOnce(&Layouts, &mut [u8])) -> TestQp {
+        let receive = 1 << (LOG_RECEIVE + LOG_STRIDE);
+        let len = receive + (64 << LOG_SEND);
+        let receive_at = self.alloc(len);
+        let doorbell = self.alloc(PAGE);
+        let pages = self.pages(receive_at, len);
+        let (uar, pd, rc) = (self.uar, self.pd, self.device.c.qp_st.rc);
+        let cqn = u64::from(cq.cqn);
+        let fill = |l: &Layouts, input: &mut [u8]| {
+            let q = &l.qpc;
+            let context = &mut input[l.create_qp_in.qpc.byte()..];
+            for (field, value) in [
+                (q.st, rc),
+                (q.pd, u64::from(pd)),
+                (q.uar_page, uar),
+                (q.log_rq_size, LOG_RECEIVE),
+                (q.log_rq_stride, LOG_STRIDE - 4),
+                (q.log_sq_size, LOG_SEND),
+                (q.cqn_snd, cqn),
+                (q.cqn_rcv, cqn),
+                (q.dbr_addr, doorbell),
+            ] {
+                field.set(context, value);
+            }
+            set(l, context);
+        };
+        let out = self.command("CREATE_QP", &pages, fill).unwrap();
+        TestQp {
+            qpn: self.device.l.create_qp_out.qpn.get(&out) as u32,
+            receive_at,
+            send_at: receive_at + receive,
+            doorbell,
+            posted: 0,
+            received: 0,
+        }
+    }
+
+    /// Takes a queue pair to the state that a command's name says.
+    pub fn modify(
+        &mut self,
+        name: &str,
+        qp: &TestQp,
+        fields: &[(Field, u64)],
+    ) -> Result<(), Status> {
+        let qpn = u64::from(qp.qpn);
+        let pd = u64::from(self.pd);
+        let set = |l: &Layouts, input: &mut [u8]| {
+            l.modify_qp.qpn.set(input, qpn);
+            if input.len() > l.modify_qp.qpc.byte() {
+                let context = &mut input[l.modify_qp.qpc.byte()..];
+                l.qpc.pd.set(context, pd);
+                for (field, value) in fields {
+                    field.set(context, *value);
+                }
+            }
+        };
+        self.command(name, &[], set).map(drop)
+    }
+
+    /// Connects a queue pair to another one and lets it send.
+    pub fn connect(&mut self, qp: &TestQp, to: u32, rnr_retry: u64) {
+        let q = self.device.l.qpc;
+        let rights = [(q.rre, 1), (q.rwe, 1), (q.rae, 1)];
+        self.modify("RST2INIT_QP", qp, &rights).unwrap();
+        let to = (q.remote_qpn, u64::from(to));
+        self.modify("INIT2RTR_QP", qp, &[to]).unwrap();
+        let retry = (q.rnr_retry, rnr_retry);
+        self.modify("RTR2RTS_QP", qp, &[retry]).unwrap();
+    }
+
+    /// A key; `set` sees its context last.
+    pub fn key(
+        &mut self,
+        mode: u64,
+        (start, len, log_page_size): (u64, u64, u64),
+        entries: &[u64],
+        set: impl FnOnce(&Layouts, &mut [u8]),
+    ) -> u32 {
+        let pd = u64::from(self.pd);
+        let octwords = (entries.len() as u64).div_ceil(2);
+        let fill = |l: &Layouts, input: &mut [u8]| {
+            let at = l.create_mkey_in.translations_octword_actual_size;
+            at.set(input, octwords);
+            let context = &mut input[l.create_mkey_in.context.byte()..][..l.mkc.size];
+            let l_ = &l.mkc;
+            for right in [l_.a, l_.rw, l_.rr, l_.lw, l_.lr, l_.umr_en] {
+                right.set(context, 1);
+            }
+            for (field, value) in [
+                (l_.access_mode_1_0, mode & 3),
+                (l_.access_mode_4_2, mode >> 2),
+                (l_.mkey_7_0, u64::from(LOW)),
+                (l_.pd, pd),
+                (l_.start_addr, start),
+                (l_.len, len),
+                (l_.translations_octword_size, octwords),
+                (l_.log_page_size, log_page_size),
+            ] {
+                field.set(context, value);
+            }
+            set(l, context);
+        };
+        let out = self.command("CREATE_MKEY", entries, fill).unwrap();
+        (self.device.l.create_mkey_out.mkey_index.get(&out) as u32) << 8 | LOW
+    }
+
+    /// A key of these pages of 4 KiB, all of them to read and write.
+    pub fn mtt(&mut self, start: u64, pages: &[u64]) -> u32 {
+        let entries: Vec<u64> = pages.iter().map(|page| page | 3).collect();
+        let mode = self.device.c.mode.mtt;
+        self.key(
+            mode,
+            (start, pages.len() as u64 * PAGE, 12),
+            &entries,
+            |_, _| {},
+        )
+    }
+
+    pub fn data(&self, key: u32, va: u64, len: u64) -> Vec<u8> {
+        let l = &self.device.l.data;
+        let mut segment = vec![0; l.size];
+        l.byte_count.set(&mut segment, len);
+        l.lkey.set(&mut segment, u64::from(key));
+        l.addr.set(&mut segment, va);
+        segment
+    }
+
+    pub fn remote(&self, key: u32, va: u64) -> Vec<u8> {
+        let l = &self.device.l.raddr;
+        let mut segment = vec![0; l.size];
+        l.rkey.set(&mut segment, u64::from(key));
+        l.raddr.set(&mut segment, va);
+        segment
+    }
+
+    /// Writes a request to the send queue, with a completion, and rings.
+    pub fn post(&mut self, qp: &mut TestQp, opcode: u64, imm: u32, segments: &[Vec<u8>]) {
+        let l = &self.device.l.ctrl;
+        let body: Vec<u8> = segments.concat();
+        let mut wqe = vec![0; l.size];
+        wqe.extend(body);
+        let count = wqe.len().div_ceil(16) as u64;
+        l.opmod_idx_opcode
+            .set(&mut wqe, u64::from(qp.posted) << 8 | opcode);
+        l.qpn_ds.set(&mut wqe, u64::from(qp.qpn) << 8 | count);
+        l.fm_ce_se.set(&mut wqe, self.device.c.misc.cq_update);
+        l.imm.set(&mut wqe, u64::from(imm));
+        self.post_bytes(qp, &wqe);
+    }
+
+    pub fn post_bytes(&mut self, qp: &mut TestQp, wqe: &[u8]) {
+        for block in wqe.chunks(64) {
+            let at = u64::from(qp.posted) % (1 << LOG_SEND) * 64;
+            self.put(qp.send_at + at, block);
+            qp.posted = qp.posted.wrapping_add(1);
+        }
+        self.ring(qp);
+    }
+
+    pub fn ring(&mut self, qp: &TestQp) {
+        self.put_u32(qp.doorbell + 4, u32::from(qp.posted));
+        let mut bytes = [0; 8];
+        bytes[4..].copy_from_slice(&(qp.qpn << 8).to_be_bytes());
+        self.device.write(self.uar << 12 | 0x800, &bytes);
+    }
+
+    /// Posts a receive request.
+    pub fn receive(&mut self, qp: &mut TestQp, segments: &[Vec<u8>]) {
+        let mut wqe = segments.concat();
+        wqe.resize(1 << LOG_STRIDE, 0);
+        let at = (u64::from(qp.received) % (1 << LOG_RECEIVE)) << LOG_STRIDE;
+        self.put(qp.receive_at + at, &wqe);
+        qp.received = qp.received.wrapping_add(1);
+        self.put_u32(qp.doorbell, u32::from(qp.received));
+    }
+
+    /// Runs until there is nothing to do now.
+    pub fn settle(&mut self) {
+        for _ in 0..1_000_000 {
+            if self.device.run().is_err() {
+                return;
+            }
+        }
+        panic!("the device never comes to rest");
+    }
+
+    /// Runs for so long, or until `done`.
+    pub fn wait(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        let begin = Instant::now();
+        while begin.elapsed() < limit {
+            self.settle();
+            if done(self) {
+                return true;
+            }
+            thread::sleep(Duration::from_micros(100));
+        }
+        false
+    }
+
+    /// The next completion.
+    pub fn poll(&mut self, cq: &mut TestCq) -> Option<Cqe> {
+        let l = &self.device.l.cqe;
+        let index = u64::from(cq.consumed) % (1 << cq.log_size);
+        let entry = self.get(cq.at + index * 64, 64);
+        let last = l.op_own.get(&entry);
+        if last >> 4 == 0xf || last & 1 != u64::from(cq.consumed >> cq.log_size) & 1 {
+            return None;
+        }
+        cq.consumed += 1;
+        self.put_u32(cq.doorbell, cq.consumed);
+        let is_error =
+            [self.device.c.cqe.req_err, self.device.c.cqe.resp_err].contains(&(last >> 4));
+        let syndrome = self.device.l.err_cqe.syndrome.get(&entry);
+        Some(Cqe {
+            opcode: last >> 4,
+            syndrome: if is_error { syndrome } else { 0 },
+            counter: l.wqe_counter.get(&entry),
+            bytes: if is_error { 0 } else { l.byte_cnt.get(&entry) },
+            imm: if is_error { 0 } else { l.imm.get(&entry) },
+            qpn: l.sop_drop_qpn.get(&entry) & 0xff_ffff,
+        })
+    }
+
+    /// The next event: its type and all of it.
+    pub fn event(&mut self) -> Option<(u64, Vec<u8>)> {
+        let l = &self.device.l.eqe;
+        let index = u64::from(self.eq_consumed) % (1 << LOG_EQ);
+        let entry = self.get(self.eq_at + index * 64, 64);
+        let owner = l.owner.get(&entry);
+        if owner & 0xfe != 0 || owner & 1 != u64::from(self.eq_consumed >> LOG_EQ) & 1 {
+            return None;
+        }
+        self.eq_consumed += 1;
+        let kind = l.kind.get(&entry);
+        Some((kind, entry))
+    }
+
+    /// The next event of this type.
+    pub fn event_of(&mut self, kind: u64) -> Option<Vec<u8>> {
+        loop {
+            let (found, entry) = self.event()?;
+            if found == kind {
+                return Some(entry);
+            }
+        }
+    }
+
+    /// Tells the device what was read of the event queue.
+    pub fn arm_eq(&mut self) {
+        let value = self.eqn << 24 | self.eq_consumed;
+        self.device
+            .write(self.uar << 12 | 0x40, &value.to_be_bytes());
+    }
+
+    pub fn arm_cq(&mut self, cq: &TestCq, solicited: bool) {
+        let first = cq.consumed | u32::from(solicited) << 24;
+        let mut bytes = first.to_be_bytes().to_vec();
+        bytes.extend(cq.cqn.to_be_bytes());
+        self.device.write(self.uar << 12 | 0x20, &bytes);
+    }
+
+    pub fn interrupts(&self) -> u64 {
+        self.interrupts.metadata().unwrap().len() / 8
+    }
+
+    /// The witness's lines so far.
+    pub fn lines(&mut self) -> Vec<serde_json::Value> {
+        self.device.witness.flush();
+        let text = std::fs::read_to_string(self.log.path()).unwrap();
+        let lines = text.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+}
+
+/// Two queue pairs that are connected to each other, and a completion queue each.
+pub struct Pair {
+    pub a: TestQp,
+    pub b: TestQp,
+    pub a_cq: TestCq,
+    pub b_cq: TestCq,
+}
+
+impl Pair {
+    pub fn new(bench: &mut Bench) -> Self {
+        let (a_cq, b_cq) = (bench.cq(6), bench.cq(6));
+        let (a, b) = (bench.qp(&a_cq, |_, _| {}), bench.qp(&b_cq, |_, _| {}));
+        // Without an end of retries.
+        bench.connect(&a, b.qpn, 7);
+        bench.connect(&b, a.qpn, 7);
+        Self { a, b, a_cq, b_cq }
+    }
+}

@@ -1,0 +1,366 @@
+//! Requests that change keys: checks, masks, tables and offsets.
+
+use crate::device::Scheme;
+use crate::layout::{Field, Layouts};
+use crate::testing::{Bench, LOW, PAGE, Pair};
+
+const START: u64 = 0x10_0000;
+
+/// A request that changes a key.
+#[derive(Clone, Default)]
+struct Umr {
+    flags: u64,
+    mask: u64,
+    /// Fields of the new context.
+    fields: Vec<(Field, u64)>,
+    /// The first entry in units of 16 bytes.
+    offset: u64,
+    entries: Vec<u64>,
+}
+
+struct Ends {
+    bench: Bench,
+    pair: Pair,
+    at: u64,
+    key: u32,
+    /// Where translations are read from, and the key for it.
+    list: u64,
+    list_key: u32,
+}
+
+impl Ends {
+    fn new() -> Option<Self> {
+        let mut bench = Bench::new(Scheme::Transport)?;
+        let pair = Pair::new(&mut bench);
+        let at = bench.alloc(8 * PAGE);
+        let pages = [0, 1, 2, 3, 4, 5, 6, 7].map(|n| at + n * PAGE);
+        let key = bench.mtt(START, &pages);
+        let list = bench.alloc(PAGE);
+        let list_key = bench.mtt(0, &[list]);
+        Some(Self {
+            bench,
+            pair,
+            at,
+            key,
+            list,
+            list_key,
+        })
+    }
+
+    /// Posts it, and gives the syndrome.
+    fn umr(&mut self, key: u32, umr: &Umr) -> u64 {
+        let l = &self.bench.device.l;
+        let (mut control, mut context) = (vec![0; l.umr.size], vec![0; l.mkc.size]);
+        let octwords = (umr.entries.len() as u64).div_ceil(2);
+        for (field, value) in [
+            (l.umr.flags, umr.flags),
+            (l.umr.mkey_mask, umr.mask),
+            (l.umr.xlt_octowords, octwords),
+            (l.umr.xlt_offset, umr.offset),
+        ] {
+            field.set(&mut control, value);
+        }
+        for (field, value) in &umr.fields {
+            field.set(&mut context, *value);
+        }
+        let bytes: Vec<u8> = umr.entries.iter().flat_map(|e| e.to_be_bytes()).collect();
+        let is_inline = umr.flags & self.bench.device.c.umr.inline != 0;
+        let last = if is_inline {
+            bytes
+        } else {
+            self.bench.put(self.list, &bytes);
+            self.bench.data(self.list_key, 0, bytes.len() as u64)
+        };
+        let opcode = self.bench.device.c.opcodes.umr;
+        self.bench
+            .post(&mut self.pair.a, opcode, key, &[control, context, last]);
+        self.bench.settle();
+        self.bench.poll(&mut self.pair.a_cq).unwrap().syndrome
+    }
+
+    fn context(&self, field: Field) -> u64 {
+        field.get(&self.bench.device.mkeys[&(self.key >> 8)].context)
+    }
+
+    fn entries(&self) -> Vec<u64> {
+        let bytes = &self.bench.device.mkeys[&(self.key >> 8)].entries;
+        let chunks = bytes.chunks_exact(8);
+        chunks
+            .map(|b| u64::from_be_bytes(b.try_into().unwrap()))
+            .collect()
+    }
+}
+
+#[test]
+fn only_the_fields_of_the_mask_change() {
+    let Some(mut t) = Ends::new() else { return };
+    let l = t.bench.device.l.mkc;
+    let m = t.bench.device.c.mkey_mask;
+    let umr = Umr {
+        mask: m.start_addr | m.rw | m.key,
+        fields: vec![
+            (l.start_addr, 0x5000),
+            (l.rw, 0),
+            (l.rr, 0),
+            (l.len, 1),
+            (l.pd, 0x99),
+            (l.mkey_7_0, 0x43),
+        ],
+        ..Umr::default()
+    };
+    let before = t.entries();
+    let len = t.context(l.len);
+    assert_eq!(t.umr(t.key, &umr), 0);
+    assert_eq!((t.context(l.start_addr), t.context(l.rw)), (0x5000, 0));
+    assert_eq!((t.context(l.rr), t.context(l.len)), (1, len));
+    assert_eq!(t.context(l.pd), u64::from(t.bench.pd));
+    assert_eq!(t.context(l.mkey_7_0), 0x43);
+    assert_eq!(t.entries(), before);
+    // The translations are those of the same change as before.
+    let of = |key| t.bench.device.witness.writer(key, 3);
+    assert_ne!(of(t.key), 0);
+    assert_eq!(of(t.key ^ u32::from(LOW as u8 ^ 0x43)), of(t.key));
+}
+
+#[test]
+fn a_check_that_fails_changes_nothing() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    for (check_free, is_free) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut t = Ends::new().unwrap();
+        let l = t.bench.device.l.mkc;
+        let u = t.bench.device.c.umr;
+        let m = t.bench.device.c.mkey_mask;
+        let free = Umr {
+            mask: m.free,
+            fields: vec![(l.free, u64::from(is_free))],
+            ..Umr::default()
+        };
+        assert_eq!(t.umr(t.key, &free), 0);
+        let umr = Umr {
+            flags: if check_free {
+                u.check_free
+            } else {
+                u.check_not_free
+            },
+            mask: m.len,
+            fields: vec![(l.len, 5)],
+            ..Umr::default()
+        };
+        // "Fail if free", "fail if not free".
+        let fails = check_free == is_free;
+        let syndrome = t.umr(t.key, &umr);
+        let bind = t.bench.device.c.syndromes.mw_bind_err;
+        assert_eq!(
+            syndrome,
+            if fails { bind } else { 0 },
+            "{check_free} {is_free}"
+        );
+        assert_eq!(t.context(l.len), if fails { 8 * PAGE } else { 5 });
+    }
+}
+
+#[test]
+fn entries_are_written_where_the_offset_says() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    for inline in [false, true] {
+        let mut t = Ends::new().unwrap();
+        let u = t.bench.device.c.umr;
+        let before = t.entries();
+        let umr = Umr {
+            flags: u.translation_offset_en | if inline { u.inline } else { 0 },
+            offset: 2,
+            entries: vec![0, 0x77_7003],
+            ..Umr::default()
+        };
+        assert_eq!(t.umr(t.key, &umr), 0);
+        let mut expected = before.clone();
+        expected[4] = 0;
+        expected[5] = 0x77_7003;
+        assert_eq!(t.entries(), expected);
+        // Without the flag the offset does not count.
+        let umr = Umr {
+            flags: umr.flags & !u.translation_offset_en,
+            entries: vec![0x11_1003, 0],
+            ..umr
+        };
+        assert_eq!(t.umr(t.key, &umr), 0);
+        expected[0] = 0x11_1003;
+        expected[1] = 0;
+        assert_eq!(t.entries(), expected);
+        // What was zapped is asked for; the witness knows the change.
+        let lines = t.bench.lines();
+        let umr = lines.iter().rfind(|line| line["event"] == "umr").unwrap();
+        assert_eq!((&umr["first"], &umr["count"]), (&0.into(), &2.into()));
+        assert_eq!(umr["cleared"], 1);
+        let of = |entry| t.bench.device.witness.writer(t.key, entry);
+        assert_eq!((of(1), of(4)), (0, 0));
+        assert_eq!(Some(of(0)), umr["n"].as_u64());
+        let segments = [
+            t.bench.remote(t.key, START + PAGE),
+            t.bench.data(t.list_key, 0, 8),
+        ];
+        let opcode = t.bench.device.c.opcodes.rdma_write;
+        t.bench.post(&mut t.pair.a, opcode, 0, &segments);
+        t.bench.settle();
+        assert_eq!(t.bench.device.witness.totals.faults, 1);
+        assert_eq!(t.bench.get(t.at + PAGE, 8), [0; 8]);
+    }
+}
+
+#[test]
+fn what_a_request_may_not_do_to_a_key_is_refused() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    type Change = fn(&mut Ends) -> (u32, Umr);
+    let cases: [(&str, Change); 7] = [
+        ("no such key", |_| (0xff_0000, Umr::default())),
+        ("an unknown bit of the mask", |t| {
+            let mask = 1 << 63;
+            (
+                t.key,
+                Umr {
+                    mask,
+                    ..Umr::default()
+                },
+            )
+        }),
+        ("beyond the table", |t| {
+            let flags = t.bench.device.c.umr.translation_offset_en;
+            let umr = Umr {
+                flags,
+                offset: 4,
+                entries: vec![3, 3],
+                ..Umr::default()
+            };
+            (t.key, umr)
+        }),
+        ("far beyond the table", |t| {
+            let flags = t.bench.device.c.umr.translation_offset_en;
+            let umr = Umr {
+                flags,
+                offset: 0xffff,
+                entries: vec![3, 3],
+                ..Umr::default()
+            };
+            (t.key, umr)
+        }),
+        ("inline, and cut off", |t| {
+            let flags = t.bench.device.c.umr.inline;
+            let l = t.bench.device.l.umr;
+            // The count says more than there is: set by hand below.
+            let _ = l;
+            (
+                t.key,
+                Umr {
+                    flags,
+                    entries: vec![3; 200],
+                    ..Umr::default()
+                },
+            )
+        }),
+        ("a key that no request may change", |t| {
+            let mode = t.bench.device.c.mode.mtt;
+            let set = |l: &Layouts, context: &mut [u8]| l.mkc.umr_en.set(context, 0);
+            let key = t.bench.key(mode, (START, PAGE, 12), &[3], set);
+            (key, Umr::default())
+        }),
+        ("translations that cannot be read", |t| {
+            let gone = t.list;
+            t.list_key = t.bench.mtt(0, &[1 << 40]);
+            t.list = gone;
+            (
+                t.key,
+                Umr {
+                    entries: vec![3, 3],
+                    ..Umr::default()
+                },
+            )
+        }),
+    ];
+    for (what, change) in cases {
+        println!("{what}");
+        let mut t = Ends::new().unwrap();
+        let before = t.entries();
+        let (key, umr) = change(&mut t);
+        let syndrome = if umr.entries.len() == 200 {
+            cut_off(&mut t, key, &umr)
+        } else {
+            t.umr(key, &umr)
+        };
+        assert_eq!(syndrome, t.bench.device.c.syndromes.mw_bind_err);
+        assert_eq!(t.entries(), before);
+        let is_dma = what.ends_with("cannot be read");
+        assert_eq!(t.bench.device.witness.totals.violations, u64::from(is_dma));
+    }
+}
+
+/// Posts a request with fewer inline entries than it says.
+fn cut_off(t: &mut Ends, key: u32, umr: &Umr) -> u64 {
+    let l = &t.bench.device.l;
+    let (mut control, context) = (vec![0; l.umr.size], vec![0; l.mkc.size]);
+    l.umr.flags.set(&mut control, umr.flags);
+    l.umr
+        .xlt_octowords
+        .set(&mut control, umr.entries.len() as u64 / 2);
+    let opcode = t.bench.device.c.opcodes.umr;
+    t.bench
+        .post(&mut t.pair.a, opcode, key, &[control, context, vec![0; 64]]);
+    t.bench.settle();
+    t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome
+}
+
+#[test]
+fn the_keys_together_have_no_more_translations_than_there_is_room() {
+    let Some(mut t) = Ends::new() else { return };
+    let mode = t.bench.device.c.mode.mtt;
+    // A table of 2^32 - 1 units, of which only the end is written.
+    let set = |l: &Layouts, context: &mut [u8]| {
+        l.mkc
+            .translations_octword_size
+            .set(context, u64::from(u32::MAX));
+    };
+    let key = t.bench.key(mode, (0, u64::MAX, 12), &[], set);
+    let l = t.bench.device.l.umr;
+    let flags = t.bench.device.c.umr.translation_offset_en;
+    let (mut control, context) = (vec![0; l.size], vec![0; t.bench.device.l.mkc.size]);
+    l.flags.set(&mut control, flags);
+    l.xlt_octowords.set(&mut control, 1);
+    l.xlt_offset_47_16.set(&mut control, 0xfff0);
+    let data = t.bench.data(t.list_key, 0, 16);
+    let opcode = t.bench.device.c.opcodes.umr;
+    t.bench
+        .post(&mut t.pair.a, opcode, key, &[control, context, data]);
+    t.bench.settle();
+    let syndrome = t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome;
+    assert_eq!(syndrome, t.bench.device.c.syndromes.mw_bind_err);
+    assert!(t.bench.device.mkeys[&(key >> 8)].entries.is_empty());
+}
+
+#[test]
+fn a_way_that_is_too_long_is_refused() {
+    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+        return;
+    };
+    let mode = bench.device.c.mode;
+    let page = bench.alloc(PAGE);
+    let last = u64::from(bench.mtt(0, &[page]));
+    // A list whose only entry that is not empty is its last, and a key that leads there
+    // for each byte.
+    let mut list = vec![0; 8000];
+    list.extend([PAGE << 32 | last, 0]);
+    let klm = u64::from(bench.key(mode.klms, (0, PAGE, 0), &list, |_, _| {}));
+    let each: Vec<u64> = (0..PAGE).flat_map(|va| [klm, va]).collect();
+    let ksm = bench.key(mode.ksm, (0, PAGE, 0), &each, |_, _| {});
+    let want = crate::mkey::Want {
+        write: false,
+        remote: false,
+        atomic: false,
+    };
+    let pd = Some(bench.pd);
+    let few = bench.device.translate(ksm, 0, 16, want, pd).unwrap();
+    assert_eq!(few.len(), 16);
+    let all = bench.device.translate(ksm, 0, PAGE as usize, want, pd);
+    assert!(matches!(all, Err(crate::mkey::Stop::Denied(_))), "{all:?}");
+}

@@ -1,0 +1,136 @@
+//! Queues of events and completions: when they interrupt, and what happens if nobody
+//! reads them.
+
+use crate::device::Scheme;
+use crate::testing::{Bench, Pair, TestQp};
+
+fn nop(bench: &mut Bench, qp: &mut TestQp) {
+    let opcode = bench.device.c.opcodes.nop;
+    bench.post(qp, opcode, 0, &[]);
+    bench.settle();
+}
+
+#[test]
+fn an_armed_queue_interrupts_once() {
+    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+        return;
+    };
+    let mut pair = Pair::new(&mut bench);
+    // Neither is armed: a completion, and no event.
+    nop(&mut bench, &mut pair.a);
+    assert!(bench.poll(&mut pair.a_cq).is_some());
+    assert_eq!((bench.event(), bench.interrupts()), (None, 0));
+    // The completion queue is, the event queue is not: an event, and no interrupt.
+    bench.arm_cq(&pair.a_cq, false);
+    nop(&mut bench, &mut pair.a);
+    nop(&mut bench, &mut pair.a);
+    assert_eq!(bench.interrupts(), 0);
+    // To arm it with an unread event interrupts at once, and does not arm it.
+    bench.arm_eq();
+    assert_eq!(bench.interrupts(), 1);
+    let event = bench.event_of(bench.device.c.events.comp).unwrap();
+    assert_eq!(
+        bench.device.l.eqe.comp_cqn.get(&event) as u32,
+        pair.a_cq.cqn
+    );
+    // A second completion is not a second event.
+    assert_eq!(bench.event(), None);
+    bench.arm_eq();
+    assert_eq!(bench.interrupts(), 1);
+    // To arm the completion queue with what it has not read is an event at once.
+    bench.arm_cq(&pair.a_cq, false);
+    assert!(bench.event().is_some());
+    assert_eq!(bench.interrupts(), 2);
+    // Until armed again there is no other.
+    while bench.poll(&mut pair.a_cq).is_some() {}
+    bench.arm_cq(&pair.a_cq, false);
+    nop(&mut bench, &mut pair.a);
+    assert!(bench.event().is_some());
+    assert_eq!(bench.interrupts(), 2);
+}
+
+#[test]
+fn a_queue_armed_for_solicited_completions_ignores_others() {
+    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+        return;
+    };
+    let mut pair = Pair::new(&mut bench);
+    bench.arm_cq(&pair.a_cq, true);
+    nop(&mut bench, &mut pair.a);
+    assert_eq!(bench.event(), None);
+    // An error is one.
+    bench.post(&mut pair.a, 0x7f, 0, &[]);
+    bench.settle();
+    assert!(bench.event().is_some());
+}
+
+#[test]
+fn a_completion_queue_that_overruns_ends_with_an_event() {
+    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+        return;
+    };
+    let mut cq = bench.cq(1);
+    let mut qp = bench.qp(&cq, |_, _| {});
+    bench.connect(&qp, 0, 7);
+    for _ in 0..2 {
+        nop(&mut bench, &mut qp);
+    }
+    assert_eq!(bench.event(), None);
+    nop(&mut bench, &mut qp);
+    let event = bench.event_of(bench.device.c.events.cq_error).unwrap();
+    let l = &bench.device.l.eqe;
+    assert_eq!(l.cq_err_cqn.get(&event) as u32, cq.cqn);
+    assert_eq!(l.cq_err_syndrome.get(&event), 1);
+    assert!(bench.poll(&mut cq).is_some());
+    assert!(bench.poll(&mut cq).is_some());
+    // It stays so.
+    nop(&mut bench, &mut qp);
+    assert_eq!((bench.poll(&mut cq), bench.event()), (None, None));
+    assert_eq!(bench.device.witness.totals.violations, 0);
+}
+
+#[test]
+fn a_completion_queue_goes_round() {
+    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+        return;
+    };
+    let mut cq = bench.cq(0);
+    let mut qp = bench.qp(&cq, |_, _| {});
+    bench.connect(&qp, 0, 7);
+    for n in 0..40 {
+        nop(&mut bench, &mut qp);
+        assert_eq!(bench.poll(&mut cq).map(|cqe| cqe.counter), Some(n));
+        assert_eq!(bench.poll(&mut cq), None);
+    }
+}
+
+#[test]
+fn an_event_queue_that_overruns_is_a_violation() {
+    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+        return;
+    };
+    let mut pair = Pair::new(&mut bench);
+    for _ in 0..129 {
+        bench.arm_cq(&pair.a_cq, false);
+        nop(&mut bench, &mut pair.a);
+        bench.poll(&mut pair.a_cq).unwrap();
+    }
+    assert_eq!(bench.device.witness.totals.violations, 1);
+}
+
+#[test]
+fn a_doorbell_record_that_is_gone_is_a_violation() {
+    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+        return;
+    };
+    let cq = bench.cq(2);
+    let mut qp = bench.qp(&cq, |_, _| {});
+    bench.connect(&qp, 0, 7);
+    let cqn = cq.cqn;
+    bench.device.cqs.get_mut(&cqn).unwrap().doorbell = u64::MAX - 1;
+    nop(&mut bench, &mut qp);
+    assert_eq!(bench.device.witness.totals.violations, 1);
+    bench.device.qps.get_mut(&qp.qpn).unwrap().doorbell = 1 << 40;
+    bench.ring(&qp);
+    assert_eq!(bench.device.witness.totals.violations, 2);
+}

@@ -1,0 +1,510 @@
+//! What moves between two queue pairs, how it completes, and what is not allowed.
+
+use std::time::Duration;
+
+use crate::device::Scheme;
+use crate::layout::Layouts;
+use crate::testing::{Bench, PAGE, Pair, VRAM};
+
+/// A pair, a page at each end and a key for each.
+struct Ends {
+    bench: Bench,
+    pair: Pair,
+    from: u64,
+    to: u64,
+    from_key: u32,
+    to_key: u32,
+}
+
+impl Ends {
+    fn new() -> Option<Self> {
+        let mut bench = Bench::new(Scheme::Transport)?;
+        let pair = Pair::new(&mut bench);
+        let (from, to) = (bench.alloc(2 * PAGE), VRAM + 0x3000);
+        bench.put(from, &(0..=255).cycle().take(8192).collect::<Vec<u8>>());
+        let from_key = bench.mtt(0x10_0000, &[from, from + PAGE]);
+        let to_key = bench.mtt(0x20_0000, &[to, to + PAGE]);
+        Some(Self {
+            bench,
+            pair,
+            from,
+            to,
+            from_key,
+            to_key,
+        })
+    }
+
+    /// Writes `len` bytes from one end to the other with this key, and runs.
+    fn write(&mut self, local_key: u32, key: u32, va: u64, len: u64) {
+        let local = self.bench.data(local_key, 0x10_0000, len);
+        let remote = self.bench.remote(key, va);
+        let opcode = self.bench.device.c.opcodes.rdma_write;
+        self.bench
+            .post(&mut self.pair.a, opcode, 0, &[remote, local]);
+        self.bench.settle();
+    }
+
+    fn syndrome(&mut self) -> u64 {
+        let cqe = self.bench.poll(&mut self.pair.a_cq).expect("a completion");
+        cqe.syndrome
+    }
+
+    /// That the request failed with this, that what comes after it is flushed, and whether
+    /// the other end has failed as well.
+    fn failed_with(&mut self, syndrome: u64, other: bool) {
+        assert_eq!(self.syndrome(), syndrome);
+        self.write(self.from_key, self.to_key, 0x20_0000, 8);
+        assert_eq!(self.syndrome(), self.bench.device.c.syndromes.wr_flush_err);
+        assert!(self.bench.poll(&mut self.pair.a_cq).is_none());
+        let kind = self.bench.device.c.events.wq_access_error;
+        let event = self.bench.event_of(kind);
+        let of = event.map(|event| self.bench.device.l.eqe.qp_srq_n.get(&event) as u32);
+        assert_eq!(of, other.then_some(self.pair.b.qpn));
+        // Nothing has moved, also not later.
+        assert_eq!(self.bench.get(self.to, 8), [0; 8]);
+        // Receive requests of the other end are flushed if it has failed.
+        let data = self.bench.data(self.to_key, 0x20_0000, 8);
+        self.bench.receive(&mut self.pair.b, &[data]);
+        let limit = Duration::from_millis(if other { 5000 } else { 10 });
+        let (mut cqe, cq) = (None, &mut self.pair.b_cq);
+        self.bench.wait(limit, |bench| {
+            cqe = bench.poll(cq);
+            cqe.is_some()
+        });
+        let flush = self.bench.device.c.syndromes.wr_flush_err;
+        assert_eq!(cqe.map(|cqe| cqe.syndrome), other.then_some(flush));
+    }
+}
+
+#[test]
+fn a_write_arrives_and_completes() {
+    let Some(mut t) = Ends::new() else { return };
+    t.write(t.from_key, t.to_key, 0x20_0010, 0x1800);
+    let cqe = t.bench.poll(&mut t.pair.a_cq).unwrap();
+    assert_eq!((cqe.opcode, cqe.counter), (t.bench.device.c.cqe.req, 0));
+    assert_eq!(cqe.qpn, u64::from(t.pair.a.qpn) & 0xff_ffff);
+    assert!(t.bench.poll(&mut t.pair.b_cq).is_none());
+    assert_eq!(
+        t.bench.get(t.to + 0x10, 0x1800),
+        t.bench.get(t.from, 0x1800)
+    );
+    assert_eq!(t.bench.get(t.to, 0x10), [0; 0x10]);
+    // The witness has seen where the bytes went, and by which translation.
+    let lines = t.bench.lines();
+    let dmas: Vec<_> = lines.iter().filter(|line| line["event"] == "dma").collect();
+    let peer: u64 = dmas
+        .iter()
+        .filter(|dma| dma["to"] == "vram0" && dma["dir"] == "write")
+        .map(|dma| dma["len"].as_u64().unwrap())
+        .sum();
+    assert_eq!(peer, 0x1800);
+    assert_eq!(t.bench.device.witness.totals.peer_bytes, 0x1800);
+    assert_eq!(t.bench.device.witness.totals.ram_bytes, 0x1800);
+    let first = dmas.iter().find(|dma| dma["to"] == "vram0").unwrap();
+    assert_eq!(first["addr"], t.to + 0x10);
+    assert_eq!(first["va"], 0x20_0010);
+    let change = lines.iter().find(|line| line["n"] == first["umr"]).unwrap();
+    assert_eq!(
+        (&change["event"], &change["mkey"]),
+        (&"umr".into(), &t.to_key.into())
+    );
+}
+
+#[test]
+fn a_read_fetches() {
+    let Some(mut t) = Ends::new() else { return };
+    t.bench.put(t.to, b"from the other end");
+    let segments = [
+        t.bench.remote(t.to_key, 0x20_0000),
+        t.bench.data(t.from_key, 0x10_0004, 18),
+    ];
+    let opcode = t.bench.device.c.opcodes.rdma_read;
+    t.bench.post(&mut t.pair.a, opcode, 0, &segments);
+    t.bench.settle();
+    assert_eq!(t.syndrome(), 0);
+    assert_eq!(t.bench.get(t.from + 4, 18), b"from the other end");
+}
+
+#[test]
+fn a_message_fills_a_receive_request() {
+    let Some(mut t) = Ends::new() else { return };
+    let parts = [
+        t.bench.data(t.to_key, 0x20_0000, 4),
+        t.bench.data(t.to_key, 0x20_0100, 100),
+    ];
+    t.bench.receive(&mut t.pair.b, &parts);
+    let local = t.bench.data(t.from_key, 0x10_0001, 10);
+    let opcode = t.bench.device.c.opcodes.send_imm;
+    t.bench.post(&mut t.pair.a, opcode, 0x1234_5678, &[local]);
+    t.bench.settle();
+    assert_eq!(t.syndrome(), 0);
+    let cqe = t.bench.poll(&mut t.pair.b_cq).unwrap();
+    assert_eq!(cqe.opcode, t.bench.device.c.cqe.resp_send_imm);
+    assert_eq!((cqe.bytes, cqe.imm, cqe.counter), (10, 0x1234_5678, 0));
+    assert_eq!(t.bench.get(t.to, 4), [1, 2, 3, 4]);
+    assert_eq!(t.bench.get(t.to + 0x100, 7), [5, 6, 7, 8, 9, 10, 0]);
+}
+
+#[test]
+fn a_message_in_the_request_itself_arrives() {
+    let Some(mut t) = Ends::new() else { return };
+    let data = t.bench.data(t.to_key, 0x20_0000, 16);
+    t.bench.receive(&mut t.pair.b, &[data]);
+    let mut inline = (t.bench.device.c.misc.inline_seg as u32 | 5)
+        .to_be_bytes()
+        .to_vec();
+    inline.extend(b"hello");
+    let opcode = t.bench.device.c.opcodes.send;
+    t.bench.post(&mut t.pair.a, opcode, 0, &[inline]);
+    t.bench.settle();
+    assert_eq!(t.syndrome(), 0);
+    assert_eq!(t.bench.poll(&mut t.pair.b_cq).unwrap().bytes, 5);
+    assert_eq!(t.bench.get(t.to, 6), b"hello\0");
+}
+
+#[test]
+fn inline_data_to_read_into_are_an_error() {
+    let Some(mut t) = Ends::new() else { return };
+    let mut inline = (t.bench.device.c.misc.inline_seg as u32 | 12)
+        .to_be_bytes()
+        .to_vec();
+    inline.resize(16, 0);
+    let segments = [
+        t.bench.remote(t.to_key, 0x20_0000),
+        inline,
+        t.bench.data(t.from_key, 0x10_0000, 12),
+    ];
+    let opcode = t.bench.device.c.opcodes.rdma_read;
+    t.bench.post(&mut t.pair.a, opcode, 0, &segments);
+    t.bench.settle();
+    assert_eq!(t.syndrome(), t.bench.device.c.syndromes.local_qp_op_err);
+}
+
+#[test]
+fn atomics_change_and_tell_what_was() {
+    let Some(mut t) = Ends::new() else { return };
+    let c = t.bench.device.c.opcodes;
+    let l = t.bench.device.l.atomic;
+    t.bench.put(t.to, &7u64.to_le_bytes());
+    let mut segment = vec![0; l.size];
+    l.swap_add.set(&mut segment, 5);
+    l.compare.set(&mut segment, 12);
+    for (opcode, before, after) in [
+        (c.atomic_fa, 7, 12),
+        (c.atomic_cs, 12, 5),
+        (c.atomic_cs, 5, 5),
+    ] {
+        let segments = [
+            t.bench.remote(t.to_key, 0x20_0000),
+            segment.clone(),
+            t.bench.data(t.from_key, 0x10_0000, 8),
+        ];
+        t.bench.post(&mut t.pair.a, opcode, 0, &segments);
+        t.bench.settle();
+        assert_eq!(t.syndrome(), 0);
+        assert_eq!(t.bench.get(t.from, 8), u64::to_le_bytes(before));
+        assert_eq!(t.bench.get(t.to, 8), u64::to_le_bytes(after));
+    }
+    let segments = [
+        t.bench.remote(t.to_key, 0x20_0000),
+        segment.clone(),
+        t.bench.data(t.from_key, 0x10_0000, 4),
+    ];
+    t.bench.post(&mut t.pair.a, c.atomic_fa, 0, &segments);
+    t.bench.settle();
+    assert_eq!(t.syndrome(), t.bench.device.c.syndromes.local_length_err);
+}
+
+#[test]
+fn a_message_waits_for_a_receive_request() {
+    let Some(mut t) = Ends::new() else { return };
+    let local = t.bench.data(t.from_key, 0x10_0000, 8);
+    let opcode = t.bench.device.c.opcodes.send;
+    t.bench.post(&mut t.pair.a, opcode, 0, &[local]);
+    assert!(!t.bench.wait(Duration::from_millis(3), |_| false));
+    assert!(t.bench.poll(&mut t.pair.a_cq).is_none());
+    let data = t.bench.data(t.to_key, 0x20_0000, 8);
+    t.bench.receive(&mut t.pair.b, &[data]);
+    let mut cqe = None;
+    let pair = &mut t.pair;
+    t.bench.wait(Duration::from_secs(1), |bench| {
+        cqe = bench.poll(&mut pair.a_cq);
+        cqe.is_some()
+    });
+    assert_eq!(cqe.unwrap().syndrome, 0);
+    assert_eq!(t.bench.poll(&mut t.pair.b_cq).unwrap().bytes, 8);
+}
+
+#[test]
+fn retries_end_if_nobody_receives_or_is_there() {
+    let Some(mut t) = Ends::new() else { return };
+    let s = t.bench.device.c.syndromes;
+    let (cq, rc) = (t.pair.a_cq.clone(), |_: &Layouts, _: &mut [u8]| {});
+    for (exists, syndrome) in [
+        (true, s.rnr_retry_exc_err),
+        (false, s.transport_retry_exc_err),
+    ] {
+        let mut a = t.bench.qp(&cq, rc);
+        let b = t.bench.qp(&cq, rc);
+        t.bench.connect(&a, b.qpn, 2);
+        if exists {
+            t.bench.connect(&b, a.qpn, 2);
+        }
+        let local = t.bench.data(t.from_key, 0x10_0000, 8);
+        let opcode = t.bench.device.c.opcodes.send;
+        t.bench.post(&mut a, opcode, 0, &[local]);
+        let mut cqe = None;
+        let cq = &mut t.pair.a_cq;
+        t.bench.wait(Duration::from_secs(2), |bench| {
+            cqe = bench.poll(cq);
+            cqe.is_some()
+        });
+        assert_eq!(cqe.unwrap().syndrome, syndrome);
+    }
+}
+
+#[test]
+fn a_message_that_is_too_long_fails_at_both_ends() {
+    let Some(mut t) = Ends::new() else { return };
+    let data = t.bench.data(t.to_key, 0x20_0000, 7);
+    t.bench.receive(&mut t.pair.b, &[data]);
+    let local = t.bench.data(t.from_key, 0x10_0000, 8);
+    let opcode = t.bench.device.c.opcodes.send;
+    t.bench.post(&mut t.pair.a, opcode, 0, &[local]);
+    t.bench.settle();
+    let s = t.bench.device.c.syndromes;
+    assert_eq!(t.syndrome(), s.remote_inval_req_err);
+    assert_eq!(
+        t.bench.poll(&mut t.pair.b_cq).unwrap().syndrome,
+        s.local_length_err
+    );
+}
+
+#[test]
+fn what_the_other_end_does_not_allow_fails_at_both_ends() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    type Change = fn(&mut Ends) -> (u32, u64);
+    let cases: [(&str, Change); 6] = [
+        ("no such key", |_| (0xff_0042, 0x20_0000)),
+        ("a key of an earlier use", |t| (t.to_key ^ 1, 0x20_0000)),
+        ("below its begin", |t| (t.to_key, 0x20_0000 - 1)),
+        ("beyond its end", |t| (t.to_key, 0x20_0000 + 2 * PAGE - 7)),
+        ("no right", |t| {
+            let mode = t.bench.device.c.mode.mtt;
+            let entries = [t.to | 3];
+            let set = |l: &Layouts, context: &mut [u8]| l.mkc.rw.set(context, 0);
+            let key = t.bench.key(mode, (0x20_0000, PAGE, 12), &entries, set);
+            (key, 0x20_0000)
+        }),
+        ("another protection domain", |t| {
+            let mode = t.bench.device.c.mode.mtt;
+            let entries = [t.to | 3];
+            let set = |l: &Layouts, context: &mut [u8]| l.mkc.pd.set(context, 0x77);
+            let key = t.bench.key(mode, (0x20_0000, PAGE, 12), &entries, set);
+            (key, 0x20_0000)
+        }),
+    ];
+    for (what, change) in cases {
+        println!("{what}");
+        let mut t = Ends::new().unwrap();
+        let (key, va) = change(&mut t);
+        t.write(t.from_key, key, va, 8);
+        let syndrome = t.bench.device.c.syndromes.remote_access_err;
+        t.failed_with(syndrome, true);
+    }
+}
+
+#[test]
+fn a_key_that_is_free_is_refused_at_both_ends() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    for is_local in [false, true] {
+        let mut t = Ends::new().unwrap();
+        let (mode, page) = (t.bench.device.c.mode.mtt, t.from);
+        let set = |l: &Layouts, context: &mut [u8]| l.mkc.free.set(context, 1);
+        let start = if is_local { 0x10_0000 } else { 0x20_0000 };
+        let free = t.bench.key(mode, (start, PAGE, 12), &[page | 3], set);
+        let s = t.bench.device.c.syndromes;
+        if is_local {
+            t.write(free, t.to_key, 0x20_0000, 8);
+            t.failed_with(s.local_prot_err, false);
+        } else {
+            t.write(t.from_key, free, 0x20_0000, 8);
+            t.failed_with(s.remote_access_err, true);
+        }
+    }
+}
+
+#[test]
+fn a_mapping_that_is_gone_is_an_error_and_a_violation() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    for is_local in [false, true] {
+        let mut t = Ends::new().unwrap();
+        let at = if is_local { t.from } else { t.to };
+        t.bench.device.memory.unmap(VRAM, 1);
+        if is_local {
+            t.bench.map();
+            // All of RAM goes, and comes back without this page.
+            let ram = t.bench.ram.try_clone().unwrap();
+            let memory = &mut t.bench.device.memory;
+            memory.map(0, at, Some(ram), 0, true).unwrap();
+            let ram = t.bench.ram.try_clone().unwrap();
+            let rest = at + 2 * PAGE;
+            let size = crate::testing::RAM - rest;
+            memory.map(rest, size, Some(ram), rest, true).unwrap();
+        }
+        t.write(t.from_key, t.to_key, 0x20_0000, 8);
+        let s = t.bench.device.c.syndromes;
+        let syndrome = if is_local {
+            s.local_prot_err
+        } else {
+            s.remote_op_err
+        };
+        assert_eq!(t.syndrome(), syndrome);
+        assert_eq!(t.bench.device.witness.totals.violations, 1);
+        let lines = t.bench.lines();
+        let to = lines.iter().rfind(|line| line["event"] == "dma").unwrap();
+        assert_eq!(to["to"], format!("Unmapped({at})"));
+    }
+}
+
+#[test]
+fn without_bus_mastering_nothing_moves() {
+    let Some(mut t) = Ends::new() else { return };
+    t.bench.bus_master(false);
+    t.write(t.from_key, t.to_key, 0x20_0000, 8);
+    assert_eq!(t.bench.get(t.to, 8), [0; 8]);
+    assert!(t.bench.poll(&mut t.pair.a_cq).is_none());
+    assert!(t.bench.device.witness.totals.violations > 0);
+    t.bench.bus_master(true);
+    let pair = t.pair.a.clone();
+    t.bench.ring(&pair);
+    t.bench.settle();
+    assert_eq!(t.syndrome(), 0);
+}
+
+#[test]
+fn a_receive_request_that_a_message_has_begun_is_flushed() {
+    let Some(mut t) = Ends::new() else { return };
+    let data = t.bench.data(t.to_key, 0x20_0000, 2 * PAGE);
+    t.bench.receive(&mut t.pair.b, &[data]);
+    let local = t.bench.data(t.from_key, 0x10_0000, 2 * PAGE);
+    let opcode = t.bench.device.c.opcodes.send;
+    t.bench.post(&mut t.pair.a, opcode, 0, &[local]);
+    // One packet of two.
+    t.bench.device.run().unwrap();
+    let b = t.pair.b.clone();
+    t.bench.modify("2ERR_QP", &b, &[]).unwrap();
+    t.bench.settle();
+    let cqe = t.bench.poll(&mut t.pair.b_cq).expect("a flush");
+    assert_eq!(cqe.syndrome, t.bench.device.c.syndromes.wr_flush_err);
+    assert!(t.bench.poll(&mut t.pair.b_cq).is_none());
+}
+
+#[test]
+fn a_request_that_makes_no_sense_ends_the_queue() {
+    let Some(mut t) = Ends::new() else { return };
+    t.bench.post(&mut t.pair.a, 0x7f, 0, &[]);
+    t.bench.settle();
+    let syndrome = t.bench.device.c.syndromes.local_qp_op_err;
+    t.failed_with(syndrome, false);
+}
+
+#[test]
+fn a_queue_pair_allows_what_it_was_told_to() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    for right in 0..3 {
+        let mut t = Ends::new().unwrap();
+        let (q, c) = (t.bench.device.l.qpc, t.bench.device.c.opcodes);
+        let field = [q.rre, q.rwe, q.rae][right];
+        let peer = t.bench.device.qps.get_mut(&t.pair.b.qpn).unwrap();
+        field.set(&mut peer.context, 0);
+        let remote = t.bench.remote(t.to_key, 0x20_0000);
+        let atomic = vec![0; t.bench.device.l.atomic.size];
+        let local = t.bench.data(t.from_key, 0x10_0000, 8);
+        let all = [
+            (c.rdma_read, vec![remote.clone(), local.clone()]),
+            (c.rdma_write, vec![remote.clone(), local.clone()]),
+            (c.atomic_fa, vec![remote, atomic, local]),
+        ];
+        // The other two first: the one that fails is the last.
+        for other in [(right + 1) % 3, (right + 2) % 3, right] {
+            let (opcode, segments) = &all[other];
+            t.bench.post(&mut t.pair.a, *opcode, 0, segments);
+            t.bench.settle();
+            let denied = t.bench.device.c.syndromes.remote_access_err;
+            assert_eq!(t.syndrome(), if other == right { denied } else { 0 });
+        }
+    }
+}
+
+#[test]
+fn a_receive_request_that_makes_no_sense_completes() {
+    let Some(mut t) = Ends::new() else { return };
+    let mut inline = (t.bench.device.c.misc.inline_seg as u32 | 12)
+        .to_be_bytes()
+        .to_vec();
+    inline.resize(16, 0);
+    t.bench.receive(&mut t.pair.b, &[inline]);
+    let local = t.bench.data(t.from_key, 0x10_0000, 8);
+    let opcode = t.bench.device.c.opcodes.send;
+    t.bench.post(&mut t.pair.a, opcode, 0, &[local]);
+    t.bench.settle();
+    let s = t.bench.device.c.syndromes;
+    assert_eq!(t.syndrome(), s.remote_inval_req_err);
+    let cqe = t.bench.poll(&mut t.pair.b_cq).unwrap();
+    assert_eq!(cqe.syndrome, s.local_length_err);
+}
+
+#[test]
+fn a_shared_queue_whose_list_leads_out_of_it_ends_who_uses_it() {
+    let Some(mut t) = Ends::new() else { return };
+    let (at, doorbell) = (t.bench.alloc(PAGE), t.bench.alloc(PAGE));
+    let l = t.bench.device.l.srq_next;
+    let mut wqe = vec![0; l.size];
+    // The second request of two.
+    l.next_wqe_index.set(&mut wqe, 2);
+    wqe.extend(t.bench.data(t.to_key, 0x20_0000, 8));
+    t.bench.put(at, &wqe);
+    t.bench.put(doorbell, &2u32.to_be_bytes());
+    let pd = u64::from(t.bench.pd);
+    let set = |l: &Layouts, input: &mut [u8]| {
+        let wq = &mut input[l.create_rmp_in.wq.byte()..];
+        l.wq.pd.set(wq, pd);
+        l.wq.dbr_addr.set(wq, doorbell);
+        l.wq.log_wq_sz.set(wq, 1);
+        l.wq.log_wq_stride.set(wq, 5);
+        l.wq.lwm.set(wq, 2);
+    };
+    let out = t.bench.command("CREATE_RMP", &[at], set).unwrap();
+    let srqn = t.bench.device.l.create_rmp_out.rmpn.get(&out);
+    let shared = t.bench.device.c.misc.srq_rq;
+    let cq = t.pair.a_cq.clone();
+    let mut a = t.bench.qp(&cq, |_, _| {});
+    let b_cq = t.pair.b_cq.clone();
+    let b = t.bench.qp(&b_cq, |l, context| {
+        l.qpc.rq_type.set(context, shared);
+        l.qpc.srqn.set(context, srqn);
+    });
+    t.bench.connect(&a, b.qpn, 0);
+    t.bench.connect(&b, a.qpn, 0);
+    let opcode = t.bench.device.c.opcodes.send;
+    for _ in 0..2 {
+        let local = t.bench.data(t.from_key, 0x10_0000, 8);
+        t.bench.post(&mut a, opcode, 0, &[local]);
+        t.bench.settle();
+    }
+    assert_eq!(t.syndrome(), 0);
+    assert_eq!(t.bench.poll(&mut t.pair.b_cq).unwrap().bytes, 8);
+    // Fewer are left than the limit.
+    let kind = t.bench.device.c.events.srq_rq_limit;
+    let event = t.bench.event_of(kind).unwrap();
+    assert_eq!(t.bench.device.l.eqe.qp_srq_n.get(&event), srqn);
+    let syndrome = t.bench.device.c.syndromes.remote_op_err;
+    assert_eq!(t.syndrome(), syndrome);
+    let state = t.bench.device.qps[&b.qpn].state;
+    assert_eq!(state, crate::qp::State::Err);
+}

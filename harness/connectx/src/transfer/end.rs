@@ -1,0 +1,236 @@
+//! How requests end: with a completion, with an error, flushed.
+
+use super::GRH;
+use super::request::Bad;
+use crate::device::{Device, FLUSH_AGAIN};
+use crate::fault::{Pending, Side};
+use crate::qp::{Receive, Send, State, Wait};
+use crate::queue::Completion;
+
+impl Device {
+    /// A request is done: it completes, and so does the receive request that it took.
+    pub(super) fn finish(&mut self, qpn: u32, send: &Send) {
+        let c = self.c.opcodes;
+        let opcode = u64::from(send.opcode);
+        if let Some(receive) = &send.receive {
+            let r = &self.c.cqe;
+            let kind = match opcode {
+                _ if opcode == c.rdma_write_imm => r.resp_wr_imm,
+                _ if opcode == c.send_imm => r.resp_send_imm,
+                _ if opcode == c.send_inval => r.resp_send_inv,
+                _ => r.resp_send,
+            };
+            let service = self.qps[&qpn].service;
+            let is_datagram = service == self.c.qp_st.ud || service == self.c.qp_st.qp1;
+            let header = if is_datagram { GRH } else { 0 };
+            let completion = Completion {
+                opcode: kind as u8,
+                bytes: (send.total + header) as u32,
+                imm: send.imm,
+                source_qpn: qpn,
+                is_solicited: send.is_solicited,
+                ..Completion::default()
+            };
+            let receive = receive.clone();
+            self.complete_receive(send.remote_qpn, &receive, completion);
+        }
+        let Some(qp) = self.qps.get_mut(&qpn) else {
+            return;
+        };
+        qp.sent = qp.sent.wrapping_add(send.blocks);
+        if send.is_signaled {
+            let (cqn, rung) = (qp.cqn.0, qp.rung);
+            let completion = Completion {
+                opcode: self.c.cqe.req as u8,
+                qpn,
+                user_index: qp.user_index,
+                wqe_counter: send.counter,
+                bytes: send.total as u32,
+                send_opcode: send.opcode,
+                ..Completion::default()
+            };
+            self.complete(cqn, &completion);
+            self.witness.done(qpn, send.total, rung);
+        }
+    }
+
+    /// A request fails: it completes with an error, and the queue pair is in error.
+    pub(super) fn fail(&mut self, qpn: u32, send: &Send, syndrome: u64) {
+        let Some(qp) = self.qps.get_mut(&qpn) else {
+            return;
+        };
+        qp.sent = qp.sent.wrapping_add(send.blocks);
+        let cqn = qp.cqn.0;
+        let completion = Completion {
+            opcode: self.c.cqe.req_err as u8,
+            qpn,
+            user_index: qp.user_index,
+            wqe_counter: send.counter,
+            send_opcode: send.opcode,
+            syndrome: syndrome as u8,
+            ..Completion::default()
+        };
+        self.complete(cqn, &completion);
+        self.enter_error(qpn);
+    }
+
+    /// The other end fails as well. A receive request completes with its error; without
+    /// one, an event tells.
+    pub(super) fn fail_both(&mut self, qpn: u32, send: &Send, ours: u64, theirs: Option<u64>) {
+        let peer = send.remote_qpn;
+        // It may have gone while the driver looked for a page.
+        if self.peer(qpn, send).is_err() {
+            return self.fail(qpn, send, ours);
+        }
+        let mut send = send.clone();
+        self.fail_receive(peer, &mut send, theirs);
+        self.fail(qpn, &send, ours);
+    }
+
+    /// The other end fails.
+    pub(super) fn fail_receive(&mut self, peer: u32, send: &mut Send, syndrome: Option<u64>) {
+        match (syndrome, send.receive.take()) {
+            (Some(syndrome), Some(receive)) => {
+                let completion = Completion {
+                    opcode: self.c.cqe.resp_err as u8,
+                    syndrome: syndrome as u8,
+                    ..Completion::default()
+                };
+                self.complete_receive(peer, &receive, completion);
+            }
+            _ => {
+                let kind = self.c.events.wq_access_error;
+                self.event(kind, 0, |device, entry| {
+                    device.l.eqe.qp_srq_n.set(entry, u64::from(peer));
+                });
+            }
+        }
+        self.enter_error(peer);
+    }
+
+    /// A request that cannot be understood.
+    pub(super) fn bad_request(&mut self, qpn: u32, bad: &Bad) {
+        let what = format!("work request of queue pair {qpn:#x}: {}", bad.why);
+        if bad.is_refused {
+            self.witness.violation(&what);
+        } else {
+            self.note(&what);
+        }
+        let send = self.placeholder(qpn, bad.blocks);
+        self.fail(qpn, &send, self.c.syndromes.local_qp_op_err);
+    }
+
+    fn placeholder(&self, qpn: u32, blocks: u16) -> Send {
+        Send {
+            counter: self.qps[&qpn].sent,
+            blocks,
+            opcode: 0,
+            is_signaled: true,
+            is_solicited: false,
+            imm: [0; 4],
+            remote_qpn: 0,
+            remote_srqn: None,
+            remote: (0, 0),
+            atomic: (0, 0),
+            local: Vec::new(),
+            total: 0,
+            done: 0,
+            receive: None,
+            retries: 0,
+            absent_since: None,
+            found: None,
+        }
+    }
+
+    /// The queue pair is in error: what is posted will be flushed.
+    pub(crate) fn enter_error(&mut self, qpn: u32) {
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            qp.state = State::Err;
+            qp.wait = Wait::No;
+            self.faults.forget(qpn);
+            self.queue(qpn);
+        }
+    }
+
+    /// Completes what is posted with the error of a flush. Receive requests have no
+    /// doorbell, so the queue pair is looked at again as long as it is in error.
+    pub(super) fn flush(&mut self, qpn: u32) {
+        let flushed = self.c.syndromes.wr_flush_err;
+        if let Some(send) = self.qps.get_mut(&qpn).and_then(|qp| qp.current.take()) {
+            if let Some(receive) = &send.receive
+                && self.peer(qpn, &send).is_ok()
+            {
+                // Its message was cut off in the middle.
+                let completion = Completion {
+                    opcode: self.c.cqe.resp_err as u8,
+                    syndrome: self.c.syndromes.remote_aborted_err as u8,
+                    ..Completion::default()
+                };
+                let receive = receive.clone();
+                self.complete_receive(send.remote_qpn, &receive, completion);
+                self.enter_error(send.remote_qpn);
+            }
+            self.fail(qpn, &send, flushed);
+            return;
+        }
+        let qp = &self.qps[&qpn];
+        if qp.sent != qp.posted {
+            let (blocks, opcode) = match self.fetch(qpn) {
+                Ok(send) => (send.blocks, send.opcode),
+                Err(bad) => (bad.blocks, 0),
+            };
+            let mut send = self.placeholder(qpn, blocks);
+            send.opcode = opcode;
+            self.fail(qpn, &send, flushed);
+            return;
+        }
+        let taken = match self.taken_by_another(qpn) {
+            Some(receive) => Some(receive),
+            // A queue that cannot be read may have gone with the driver.
+            None => self.take_own(qpn).unwrap_or(None),
+        };
+        let Some(receive) = taken else {
+            return self.queue_later(qpn, FLUSH_AGAIN);
+        };
+        let completion = Completion {
+            opcode: self.c.cqe.resp_err as u8,
+            syndrome: flushed as u8,
+            ..Completion::default()
+        };
+        self.complete_receive(qpn, &receive, completion);
+        self.queue(qpn);
+    }
+
+    /// The receive request of a message of which not all has arrived: it ends with its
+    /// queue pair, and not when the sender notices.
+    fn taken_by_another(&mut self, qpn: u32) -> Option<Receive> {
+        let sends = self.qps.values_mut().filter_map(|qp| qp.current.as_mut());
+        sends
+            .filter(|send| send.remote_qpn == qpn)
+            .find_map(|send| send.receive.take())
+    }
+
+    /// The driver has answered a page fault.
+    pub(crate) fn resumed(&mut self, pending: Pending, error: bool) {
+        let Some(qp) = self.qps.get_mut(&pending.qpn) else {
+            return;
+        };
+        qp.wait = Wait::No;
+        if !error {
+            return self.queue(pending.qpn);
+        }
+        let Some(send) = qp.current.take() else {
+            return;
+        };
+        let s = self.c.syndromes;
+        match pending.side {
+            Side::Requester => self.fail(pending.qpn, &send, s.local_prot_err),
+            Side::Receiver { .. } => {
+                self.fail_both(pending.qpn, &send, s.remote_op_err, Some(s.local_prot_err));
+            }
+            Side::Remote { .. } => {
+                self.fail_both(pending.qpn, &send, s.remote_access_err, None);
+            }
+        }
+    }
+}
