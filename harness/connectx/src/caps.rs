@@ -64,6 +64,7 @@ impl Device {
             (l.pg, 1),
             (l.atomic, 1),
             (l.cq_moderation, 1),
+            (l.cq_resize, 1),
             (l.cq_oi, 1),
             (l.umr_ptr_rlky, 1),
             (l.xrc, 1),

@@ -276,14 +276,7 @@ impl Device {
             }
             "CREATE_CQ" => self.create_cq(input, out),
             "QUERY_CQ" => self.query_cq(input, out),
-            "MODIFY_CQ" => {
-                let cqn = l.modify_cq.cqn.get(input) as u32;
-                // Moderation changes when, not what.
-                self.cqs
-                    .contains_key(&cqn)
-                    .then_some(())
-                    .ok_or(Status::BadResource)
-            }
+            "MODIFY_CQ" => self.modify_cq(input),
             "DESTROY_CQ" => {
                 let cqn = l.destroy_cq.cqn.get(input) as u32;
                 let used = self

@@ -385,7 +385,7 @@ layouts! {
         log_max_mrw_sz, umr_extended_translation_offset, null_mkey, log_max_klm_list_size,
         log_max_ra_req_qp, log_max_ra_res_qp, pkey_table_size, ib_virt, local_ca_ack_delay,
         num_ports, log_max_msg, cqe_version, compact_address_vector, pg, atomic, cq_moderation,
-        cq_oi, umr_ptr_rlky, xrc, ud, uc, rc, log_pg_sz, uar_sz, bf, log_bf_reg_size,
+        cq_resize, cq_oi, umr_ptr_rlky, xrc, ud, uc, rc, log_pg_sz, uar_sz, bf, log_bf_reg_size,
         max_wqe_sz_sq, max_wqe_sz_rq, log_max_pd, log_max_xrcd, log_max_rmp,
         basic_cyclic_rcv_wqe, log_max_wq_sz, max_qp_mcg, log_max_mcg, relaxed_ordering_write,
         relaxed_ordering_read, relaxed_ordering_write_umr, relaxed_ordering_read_umr, ats,
@@ -469,7 +469,7 @@ layouts! {
     create_cq_out: CreateCqOut("create_cq_out") { cqn }
     query_cq_in: QueryCqIn("query_cq_in") { cqn }
     query_cq_out: QueryCqOut("query_cq_out") { cq_context }
-    modify_cq: ModifyCq("modify_cq_in") { cqn }
+    modify_cq: ModifyCq("modify_cq_in") { cqn, cq_context, pas }
     destroy_cq: DestroyCq("destroy_cq_in") { cqn }
     create_mkey_in: CreateMkeyIn("create_mkey_in") {
         context = "memory_key_mkey_entry", translations_octword_actual_size,
@@ -598,6 +598,7 @@ constants! {
         resp_send_inv = "MLX5_CQE_RESP_SEND_INV",
         req_err = "MLX5_CQE_REQ_ERR",
         resp_err = "MLX5_CQE_RESP_ERR",
+        resize_cq = "MLX5_CQE_RESIZE_CQ",
     }
     /// What `syndrome` of a completion says.
     syndromes: Syndromes {
@@ -720,6 +721,7 @@ constants! {
         cq_update = "MLX5_WQE_CTRL_CQ_UPDATE",
         solicited = "MLX5_WQE_CTRL_SOLICITED",
         snd_dbr = "MLX5_SND_DBR",
+        cq_resize = "MLX5_CQ_OPMOD_RESIZE",
         non_zero_rq = "MLX5_NON_ZERO_RQ",
         srq_rq = "MLX5_SRQ_RQ",
     }

@@ -344,6 +344,8 @@ mod tests {
             .unwrap();
         memory.unmap(0x1800, 0x10);
         assert_eq!(memory.mappings.len(), 2);
+        memory.unmap(0x2800, 0);
+        assert_eq!(memory.mappings.len(), 2);
         memory
             .map(0x0800, 0x3000, Some(file(0x3000)), 0, true)
             .unwrap();

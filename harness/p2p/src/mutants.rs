@@ -71,30 +71,31 @@ impl Settings {
                 Kind::Parallel => connectx.clone(),
             };
             let load = longest(&self.load, program).unwrap_or_default();
-            let is_parallel = kind == Kind::Parallel;
-            let with = machines.entry((is_parallel, connectx, load)).or_default();
+            let with = machines.entry((kind, connectx, load)).or_default();
             if !with.contains(program) {
                 with.push(program.clone());
             }
         }
-        let mut specs = Vec::new();
-        for ((is_parallel, connectx, load), programs) in machines {
-            specs.push(Spec {
-                machine: if is_parallel { Kind::Parallel } else { Kind::Counting },
+        let programs = machines
+            .into_iter()
+            .map(|((machine, connectx, load), programs)| Spec {
+                machine,
                 connectx,
                 load,
                 programs,
                 limit: self.limit,
                 ..Spec::default()
             });
-        }
-        specs.extend(tests.kunit.as_ref().map(|filter| self.kunit(filter)));
-        specs
+        let kunit = tests.kunit.iter().map(|filter| self.kunit(filter));
+        programs.chain(kunit).collect()
     }
 
     /// The machine of KUnit tests. Those that are modules run as they are loaded.
     fn kunit(&self, filter: &str) -> Spec {
-        let all = self.load.iter().filter(|(start, _)| start.starts_with(KUNIT));
+        let all = self
+            .load
+            .iter()
+            .filter(|(start, _)| start.starts_with(KUNIT));
         Spec {
             load: if filter == "*" {
                 all.flat_map(|(_, modules)| modules.clone()).collect()
@@ -312,13 +313,7 @@ impl<'a> Plant<'a> {
         })
     }
 
-    fn observe(
-        &self,
-        name: &str,
-        kernel: &str,
-        tests: &Tests,
-        expect: &[String],
-    ) -> Result<Known> {
+    fn observe(&self, name: &str, kernel: &str, tests: &Tests, expect: &[String]) -> Result<Known> {
         let start = Instant::now();
         let mut outcomes = Vec::new();
         for spec in self.settings.machines(tests) {

@@ -104,7 +104,7 @@ pub struct Machine {
 }
 
 /// Which of the two kinds a machine is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Its clock counts instructions and its CPUs take turns. The NIC is edu.

@@ -106,12 +106,16 @@ static void touch(const struct verbs_buf *buf)
 		p2p_compare_byte(buf->p + i, 0, 1);
 }
 
-/* To VRAM, and home because the GPU evicts it, or because the CPU touches it */
+/*
+ * To VRAM, and home because the GPU evicts it, or because the CPU touches it. A
+ * page fault fails if its memory does not stay where it is for a second: as long
+ * as no transfer gets done, moves become rarer.
+ */
 static void move(struct __test_metadata *_metadata, VERBS_SELF *self,
 		 size_t pages)
 {
+	unsigned int i, done, seen = 0, pause = 1;
 	struct traffic t = { };
-	unsigned int i;
 	long in = 0, n;
 
 	traffic_start(_metadata, self, &t, pages);
@@ -121,7 +125,13 @@ static void move(struct __test_metadata *_metadata, VERBS_SELF *self,
 		n = p2p_gpu_to_vram(&self->gpu, buf->p, buf->len);
 		ASSERT_LE(0, n);
 		in += n;
-		p2p_sleep_ms(1);
+		done = __atomic_load_n(&t.done, __ATOMIC_RELAXED);
+		if (done != seen)
+			pause = 1;
+		else if (pause < 512)
+			pause *= 2;
+		seen = done;
+		p2p_sleep_ms(pause);
 		if (i & 2)
 			touch(buf);
 		else

@@ -6,9 +6,9 @@ use crate::layout::Field;
 use crate::memory::Buffer;
 use crate::mkey::Mkey;
 use crate::qp::{Ring, Srq};
-use crate::queue::{Arm, CQE, Cq, EQE, Eq};
+use crate::queue::{Arm, CQE, Completion, Cq, EQE, Eq};
 
-/// log2 of the entries of a queue, as the capabilities say: events and completions,
+/// log2 of the entries of a queue at most: events and completions,
 /// receive requests.
 const LOG_ENTRIES: u32 = 22;
 const LOG_REQUESTS: u32 = 15;
@@ -77,6 +77,34 @@ impl Device {
         let cqn = self.number()?;
         self.cqs.insert(cqn, cq);
         self.l.create_cq_out.cqn.set(out, u64::from(cqn));
+        Ok(())
+    }
+
+    /// Moderation changes when, not what, and is ignored. A queue that gets another buffer
+    /// goes on there: its last entry in the old one says so.
+    pub(super) fn modify_cq(&mut self, input: &[u8]) -> Answer {
+        let l = &self.l.modify_cq;
+        let cqn = l.cqn.get(input) as u32;
+        let cq = self.cqs.get(&cqn).ok_or(Status::BadResource)?;
+        if self.l.mbox_in.op_mod.get(input) != self.c.misc.cq_resize {
+            return Ok(());
+        }
+        let c = &self.l.cqc;
+        let context = slice(input, l.cq_context, c.size)?;
+        let log_size = log(c.log_cq_size.get(context), LOG_ENTRIES)?;
+        let bytes = (cq.stride as u64) << log_size;
+        let page_size = c.log_page_size.get(context);
+        let offset = c.page_offset.get(context);
+        let buffer = buffer(input, l.pas, bytes, page_size, offset)?;
+        let last = Completion {
+            opcode: self.c.cqe.resize_cq as u8,
+            ..Completion::default()
+        };
+        self.complete(cqn, &last);
+        if let Some(cq) = self.cqs.get_mut(&cqn) {
+            cq.buffer = buffer;
+            cq.log_size = log_size;
+        }
         Ok(())
     }
 

@@ -187,13 +187,14 @@ fn atomics_change_and_tell_what_was() {
     let l = t.bench.device.l.atomic;
     t.bench.put(t.to, &7u64.to_le_bytes());
     let mut segment = vec![0; l.size];
-    l.swap_add.set(&mut segment, 5);
     l.compare.set(&mut segment, 12);
-    for (opcode, before, after) in [
-        (c.atomic_fa, 7, 12),
-        (c.atomic_cs, 12, 5),
-        (c.atomic_cs, 5, 5),
+    for (opcode, operand, before, after) in [
+        (c.atomic_fa, 5, 7, 12),
+        (c.atomic_cs, 5, 12, 5),
+        // Not what it compares with.
+        (c.atomic_cs, 9, 5, 5),
     ] {
+        l.swap_add.set(&mut segment, operand);
         let segments = [
             t.bench.remote(t.to_key, 0x20_0000),
             segment.clone(),
@@ -507,4 +508,17 @@ fn a_shared_queue_whose_list_leads_out_of_it_ends_who_uses_it() {
     assert_eq!(t.syndrome(), syndrome);
     let state = t.bench.device.qps[&b.qpn].state;
     assert_eq!(state, crate::qp::State::Err);
+}
+
+#[test]
+fn a_request_that_is_longer_than_its_queue_ends_it() {
+    let Some(mut t) = Ends::new() else { return };
+    // What follows the queue in memory are no requests, whatever the counter says.
+    let small = t.bench.device.qps.get_mut(&t.pair.a.qpn).unwrap();
+    small.send.as_mut().unwrap().log_size = 0;
+    let opcode = t.bench.device.c.opcodes.nop;
+    t.bench.post(&mut t.pair.a, opcode, 0, &[vec![0; 112]]);
+    t.bench.settle();
+    let syndrome = t.bench.device.c.syndromes.local_qp_op_err;
+    assert_eq!(t.syndrome(), syndrome);
 }

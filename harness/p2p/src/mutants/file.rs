@@ -82,7 +82,7 @@ impl Mutant {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tests {
     /// Selftests, and the arguments of the model of a NIC.
-    pub programs: BTreeSet<(String, Vec<String>)>,
+    pub programs: Vec<(String, Vec<String>)>,
     /// KUnit tests, by filter.
     pub kunit: Option<String>,
 }
@@ -100,15 +100,14 @@ impl Mutant {
     }
 }
 
-/// All tests of these mutants.
+/// All tests of these mutants, each once.
 pub fn all_tests(mutants: &[&Mutant]) -> Tests {
-    let tests: Vec<_> = mutants.iter().map(|mutant| mutant.tests()).collect();
+    let all = mutants.iter().flat_map(|mutant| mutant.tests().programs);
+    let programs: BTreeSet<_> = all.collect();
+    let has_kunit = mutants.iter().any(|mutant| mutant.kunit.is_some());
     Tests {
-        kunit: tests
-            .iter()
-            .any(|tests| tests.kunit.is_some())
-            .then(|| "*".to_owned()),
-        programs: tests.into_iter().flat_map(|tests| tests.programs).collect(),
+        programs: programs.into_iter().collect(),
+        kunit: has_kunit.then(|| "*".to_owned()),
     }
 }
 

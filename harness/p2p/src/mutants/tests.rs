@@ -42,7 +42,7 @@ fn programs_that_need_the_same_modules_share_a_machine() {
     let machines = settings.machines(&tests(&programs, &[]));
     let mut together: Vec<_> = machines.into_iter().map(|spec| spec.programs).collect();
     together.sort();
-    let nic = vec![programs[2].to_owned(), programs[0].to_owned()];
+    let nic = vec![programs[0].to_owned(), programs[2].to_owned()];
     assert_eq!(
         together,
         [
@@ -94,7 +94,10 @@ fn kunit_tests_that_are_modules_are_loaded() {
     let settings = settings(&root()).unwrap();
     let machine = |filter: &str| {
         let kunit = Some(filter.to_owned());
-        let machines = settings.machines(&Tests { kunit, ..tests(&[], &[]) });
+        let machines = settings.machines(&Tests {
+            kunit,
+            ..tests(&[], &[])
+        });
         assert_eq!(machines.len(), 1);
         assert_eq!(machines[0].kunit.as_deref(), Some(filter));
         machines[0].load.clone()
