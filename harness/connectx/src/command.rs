@@ -68,6 +68,8 @@ pub enum Status {
     NoResources,
     /// `MLX5_CMD_STAT_BAD_INP_LEN_ERR`
     BadLength,
+    /// `MLX5_CMD_STAT_BAD_SIZE_OUTS_CQES_ERR`: completions would not fit.
+    Outstanding,
     /// `MLX5_CMD_STAT_BAD_OUTP_LEN_ERR`
     BadOutLength,
 }
@@ -189,6 +191,7 @@ impl Device {
             Status::BadState => s.bad_qp_state,
             Status::NoResources => s.no_resources,
             Status::BadLength => s.bad_input_len,
+            Status::Outstanding => s.outstanding,
             Status::BadOutLength => s.bad_output_len,
         }
     }

@@ -711,6 +711,7 @@ constants! {
         bad_qp_state = "MLX5_CMD_STAT_BAD_QP_STATE_ERR",
         no_resources = "MLX5_CMD_STAT_NO_RES_ERR",
         bad_input_len = "MLX5_CMD_STAT_BAD_INP_LEN_ERR",
+        outstanding = "MLX5_CMD_STAT_BAD_SIZE_OUTS_CQES_ERR",
         bad_output_len = "MLX5_CMD_STAT_BAD_OUTP_LEN_ERR",
     }
     /// The rest.

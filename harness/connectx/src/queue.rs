@@ -207,6 +207,12 @@ impl Device {
         });
     }
 
+    /// Completions that the driver has not read: it keeps the consumer index in memory.
+    pub(crate) fn unread(&self, cq: &Cq) -> u32 {
+        let consumed = self.memory.read_u32(cq.doorbell);
+        consumed.map_or(u32::MAX, |consumed| distance(cq.produced, consumed))
+    }
+
     /// Writes a completion.
     pub fn complete(&mut self, cqn: u32, what: &Completion) {
         let Some(cq) = self.cqs.get(&cqn) else {

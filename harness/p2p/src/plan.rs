@@ -674,7 +674,11 @@ struct Queue<'k, T> {
 
 /// Every kernel that these jobs need, once. Those that most jobs wait for come first.
 pub fn kernels_for<'a>(jobs: &[&Job<'_>], kernels: &'a Kernels) -> Vec<&'a str> {
-    let waiting = |name: &str| jobs.iter().filter(|job| job.needs().contains(&name)).count();
+    let waiting = |name: &str| {
+        jobs.iter()
+            .filter(|job| job.needs().contains(&name))
+            .count()
+    };
     let mut names = kernels.names();
     names.retain(|name| waiting(name) > 0);
     names.sort_by_key(|name| Reverse(waiting(name)));

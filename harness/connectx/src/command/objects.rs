@@ -96,6 +96,10 @@ impl Device {
         let page_size = c.log_page_size.get(context);
         let offset = c.page_offset.get(context);
         let buffer = buffer(input, l.pas, bytes, page_size, offset)?;
+        // Those that the driver has not read move there, and the entry that says so.
+        if self.unread(cq) >= 1 << log_size {
+            return Err(Status::Outstanding);
+        }
         let last = Completion {
             opcode: self.c.cqe.resize_cq as u8,
             ..Completion::default()
