@@ -508,7 +508,7 @@ TEST_F_TIMEOUT(verbs, read_only, TIMEOUT_S)
 {
 	struct verbs_buf buf, data;
 	struct verbs_mark mark;
-	struct ibv_mr *writable;
+	struct ibv_mr *writable, *late;
 
 	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
 	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
@@ -519,6 +519,16 @@ TEST_F_TIMEOUT(verbs, read_only, TIMEOUT_S)
 	ASSERT_NE(NULL, buf.mr);
 	verbs_buf_to_vram(_metadata, self, &buf);
 	ASSERT_EQ(0, mprotect(buf.p, buf.len, PROT_READ));
+	/* It may look at pages when it is registered */
+	late = verbs_reg(self, &buf, VERBS_ODP);
+	ASSERT_NE(NULL, late);
+	verbs_expect_error(_metadata, self,
+			   verbs_do(&self->link, IBV_WR_RDMA_WRITE,
+				    verbs_at(&data, 0),
+				    (struct verbs_end){ buf.p, late },
+				    buf.len),
+			   IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR);
+	EXPECT_EQ(0, ibv_dereg_mr(late));
 	verbs_expect_error(_metadata, self,
 			   verbs_do(&self->link, IBV_WR_RDMA_WRITE,
 				    verbs_at(&data, 0),
@@ -542,6 +552,36 @@ TEST_F_TIMEOUT(verbs, read_only, TIMEOUT_S)
 		   buf.len);
 	verbs_buf_check(_metadata, self, &buf);
 	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/*
+ * More translations than a driver can give to the device in one go, and hardly any
+ * page: what is told of the first ones must not be told of the others
+ */
+TEST_F_TIMEOUT(verbs, sparse, TIMEOUT_S)
+{
+	struct verbs_buf data, buf = { .len = 1UL << 30 };
+	size_t pos;
+
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE, MAP_PRIVATE |
+		     MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	ASSERT_NE(MAP_FAILED, (void *)buf.p);
+	madvise(buf.p, buf.len, MADV_NOHUGEPAGE);
+	p2p_fill(buf.p, BEFORE, 0, data.len);
+	buf.mr = verbs_reg(self, &buf, VERBS_ODP);
+	ASSERT_NE(NULL, buf.mr);
+	for (pos = buf.len / 2; pos < buf.len; pos += buf.len / 4) {
+		memset(data.want + P2P_PAGE, 0, data.len);
+		verbs_expect_success(_metadata,
+				     verbs_do(&self->link, IBV_WR_RDMA_READ,
+					      verbs_at(&data, 0),
+					      verbs_at(&buf, pos), data.len));
+		verbs_buf_check(_metadata, self, &data);
+	}
+	EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
+	EXPECT_EQ(0, munmap(buf.p, buf.len));
 	verbs_buf_free(_metadata, &data);
 }
 
