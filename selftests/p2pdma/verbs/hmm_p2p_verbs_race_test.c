@@ -10,6 +10,12 @@
 
 #define RACE_PAGES	64UL
 
+/*
+ * The kernel ends a page fault with an error if its memory has not stayed where
+ * it is for so long (HMM_RANGE_DEFAULT_TIMEOUT)
+ */
+#define FAULT_MS	1000
+
 static unsigned int rounds(void)
 {
 	const char *text = getenv("P2P_VERBS_ROUNDS");
@@ -20,7 +26,7 @@ static unsigned int rounds(void)
 /* A thread that writes and reads back until it is told to stop */
 struct traffic {
 	pthread_t thread;
-	struct verbs_link *link;
+	VERBS_SELF *self;
 	struct verbs_buf mine;
 	struct verbs_buf theirs;
 	bool stop;
@@ -28,6 +34,30 @@ struct traffic {
 	int status;		/* of the first transfer that failed */
 	bool wrong;		/* what came back is not what was written */
 };
+
+/*
+ * While pages move, a page fault may run out of time on a busy machine: then
+ * this repeats the transfer. An error that comes sooner has another cause.
+ */
+static int traffic_do(struct traffic *t, enum ibv_wr_opcode op,
+		      struct verbs_end mine, struct verbs_end theirs)
+{
+	struct verbs_link *link = &t->self->link;
+	__u64 start;
+	int status;
+
+	for (;;) {
+		start = p2p_now_ms();
+		status = verbs_do(link, op, mine, theirs, t->mine.len);
+		if (status != IBV_WC_REM_ACCESS_ERR &&
+		    status != IBV_WC_REM_OP_ERR && status != IBV_WC_LOC_PROT_ERR)
+			return status;
+		if (p2p_now_ms() - start < FAULT_MS)
+			return status;
+		if (verbs_unlink(link) || verbs_link(&t->self->v, link))
+			return status;
+	}
+}
 
 static void *traffic_run(void *arg)
 {
@@ -38,15 +68,13 @@ static void *traffic_run(void *arg)
 
 	for (i = 0; !__atomic_load_n(&t->stop, __ATOMIC_RELAXED); i++) {
 		verbs_buf_fill(&t->mine, AFTER + i);
-		t->status = verbs_do(t->link, IBV_WR_RDMA_WRITE, mine, theirs,
-				     t->mine.len);
+		t->status = traffic_do(t, IBV_WR_RDMA_WRITE, mine, theirs);
 		if (t->status)
 			break;
 		memcpy(t->theirs.want + P2P_PAGE, t->mine.want + P2P_PAGE,
 		       t->mine.len);
 		memset(t->mine.p, 0, t->mine.len);
-		t->status = verbs_do(t->link, IBV_WR_RDMA_READ, mine, theirs,
-				     t->mine.len);
+		t->status = traffic_do(t, IBV_WR_RDMA_READ, mine, theirs);
 		if (t->status)
 			break;
 		t->wrong = memcmp(t->mine.p, t->mine.want + P2P_PAGE,
@@ -62,7 +90,7 @@ static void *traffic_run(void *arg)
 static void traffic_start(struct __test_metadata *_metadata, VERBS_SELF *self,
 			  struct traffic *t, size_t pages)
 {
-	t->link = &self->link;
+	t->self = self;
 	verbs_buf_init(_metadata, self, &t->mine, pages, BEFORE, VERBS_ODP);
 	verbs_buf_init(_metadata, self, &t->theirs, pages, OTHER, VERBS_ODP);
 	verbs_buf_to_vram(_metadata, self, &t->theirs);
@@ -107,9 +135,8 @@ static void touch(const struct verbs_buf *buf)
 }
 
 /*
- * To VRAM, and home because the GPU evicts it, or because the CPU touches it. A
- * page fault fails if its memory does not stay where it is for a second: as long
- * as no transfer gets done, moves become rarer.
+ * To VRAM, and home because the GPU evicts it, or because the CPU touches it. As
+ * long as no transfer gets done, moves become rarer: page faults need the time.
  */
 static void move(struct __test_metadata *_metadata, VERBS_SELF *self,
 		 size_t pages)
@@ -128,7 +155,7 @@ static void move(struct __test_metadata *_metadata, VERBS_SELF *self,
 		done = __atomic_load_n(&t.done, __ATOMIC_RELAXED);
 		if (done != seen)
 			pause = 1;
-		else if (pause < 512)
+		else if (pause < 4 * FAULT_MS)
 			pause *= 2;
 		seen = done;
 		p2p_sleep_ms(pause);
