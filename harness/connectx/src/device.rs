@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::bus::{Answer, Bus};
 use crate::command::Status;
 use crate::fault::Faults;
 use crate::layout::{Constants, Headers, Layouts};
-use crate::memory::Memory;
+use crate::memory::{Memory, Refused, Target};
 use crate::mkey::Mkey;
 use crate::pci;
 use crate::qp::{Qp, Srq};
 use crate::queue::{Cq, Eq};
-use crate::witness::Witness;
+use crate::witness::{Dma, Witness};
 
 /// How the device reports page faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -113,6 +114,8 @@ pub struct Device {
     pub options: Options,
     /// What can be reached.
     pub memory: Memory,
+    /// What QEMU reaches for it.
+    pub bus: Bus,
     /// Configuration space.
     pub config: pci::Config,
     /// Interrupts.
@@ -135,6 +138,8 @@ pub struct Device {
     pub(crate) faults: Faults,
     pub(crate) reserved_lkey: u32,
     pub(crate) null_mkey: u32,
+    /// What the packet has moved so far; it may have to begin again.
+    pub(crate) moved: Vec<(Dma, Result<Target, Refused>)>,
     runnable: VecDeque<u32>,
     timers: Vec<(Instant, u32)>,
 }
@@ -160,6 +165,8 @@ impl Device {
             sizes: known.sizes,
             options,
             memory,
+            bus: Bus::default(),
+            moved: Vec::new(),
             config: pci::Config::new(),
             irqs: Irqs::default(),
             witness,
@@ -207,6 +214,7 @@ impl Device {
         self.mkeys.clear();
         self.simple.clear();
         self.faults = Faults::default();
+        self.bus.forget();
         self.runnable.clear();
         self.timers.clear();
     }
@@ -350,6 +358,13 @@ impl Device {
     pub(crate) fn queue_later(&mut self, qpn: u32, after: Duration) {
         self.timers.retain(|(_, of)| *of != qpn);
         self.timers.push((Instant::now() + after, qpn));
+    }
+
+    /// QEMU has answered: the packet that asked goes on.
+    pub fn answered(&mut self, answer: Answer) {
+        if let Some(qpn) = self.bus.answer(answer) {
+            self.step(qpn);
+        }
     }
 
     /// Does one step of one queue pair. Tells whether there was one, or else when to come

@@ -6,6 +6,7 @@
 //! [`command`], [`caps`] → [`queue`] → [`mkey`], [`umr`] → [`qp`], [`transfer`] →
 //! [`fault`] → [`witness`] (what the judge reads).
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
@@ -16,9 +17,11 @@ use clap::Parser;
 use crate::device::{Device, Known, Options, Scheme};
 use crate::layout::Headers;
 use crate::memory::Memory;
+use crate::proxy::Proxy;
 use crate::server::Shared;
 use crate::witness::Witness;
 
+mod bus;
 mod caps;
 mod command;
 mod device;
@@ -27,6 +30,7 @@ mod layout;
 mod memory;
 mod mkey;
 mod pci;
+mod proxy;
 mod qp;
 mod queue;
 mod server;
@@ -58,6 +62,10 @@ struct Arguments {
     /// The file behind a peer's BAR; the log calls the first one vram0
     #[arg(long)]
     peer: Vec<PathBuf>,
+    /// Have QEMU read and write what it has not handed over as a file, such as the BAR of
+    /// a device that is a model of its own (QEMU 11); otherwise that is a violation
+    #[arg(long)]
+    bus: bool,
     /// How page faults are reported
     #[arg(long, value_enum, default_value = "transport")]
     scheme: Scheme,
@@ -81,21 +89,29 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     let known = Headers::read(&arguments.headers)
         .and_then(|headers| Known::load(&headers))
         .context("--headers is to be include/linux/mlx5 of the machine's kernel")?;
-    let server = server::listen(&arguments.socket)?;
+    let (server, proxy) = server::listen(&arguments.socket, arguments.bus)?;
     let options = Options {
         scheme: arguments.scheme,
         verbose: arguments.verbose,
     };
     let witness = Witness::new(arguments.log.as_deref())?;
     let memory = Memory::new(arguments.peer.clone());
-    let device = Device::new(known, options, memory, witness);
-    let shared = Shared::new(device);
+    let mut device = Device::new(known, options, memory, witness);
+    device.bus.is_on = arguments.bus;
+    let shared = Shared::new(device, proxy.as_ref().map(Proxy::client));
+    let passing_on = proxy.map(|proxy| thread::spawn(move || proxy.run()));
     let engine = thread::spawn({
         let shared = shared.clone();
         move || shared.work()
     });
     let ended = server.run(&mut shared.clone());
     shared.stop();
+    if let Some(passing_on) = passing_on {
+        let ended = passing_on.join().ok().context("the proxy has panicked")?;
+        ended.context("QEMU's connection")?;
+        // What is at the path is a file that nobody listens at any more.
+        let _ = fs::remove_file(&arguments.socket);
+    }
     engine
         .join()
         .ok()

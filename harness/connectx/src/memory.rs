@@ -20,6 +20,8 @@ pub enum Target {
     Ram,
     /// The BAR of the peer with this number, as on the command line.
     Peer(usize),
+    /// Something that QEMU has not handed over, but reached itself.
+    Bus,
 }
 
 /// Why a DMA was not done.

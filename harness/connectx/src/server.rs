@@ -17,9 +17,10 @@ use vfio_user::{DmaMapFlags, DmaUnmapFlags, IrqInfo, Server, ServerBackend, Serv
 
 use crate::device::Device;
 use crate::pci::{BAR_SIZE, CONFIG_SIZE, VECTORS};
+use crate::proxy::{Client, Proxy};
 
-/// Listens.
-pub fn listen(socket: &Path) -> Result<Server> {
+/// Listens. `bus`: with a proxy before the server, by which QEMU can be asked as well.
+pub fn listen(socket: &Path, bus: bool) -> Result<(Server, Option<Proxy>)> {
     let region = |index: u32| {
         let size = match index {
             VFIO_PCI_BAR0_REGION_INDEX => BAR_SIZE,
@@ -59,18 +60,26 @@ pub fn listen(socket: &Path) -> Result<Server> {
     }
     let irqs = (0..VFIO_PCI_NUM_IRQS).map(irq).collect();
     let regions = (0..VFIO_PCI_NUM_REGIONS).map(region).collect();
-    Server::new(socket, true, irqs, regions)
+    if bus {
+        let (proxy, behind) = Proxy::new(socket)?;
+        let server = Server::from_owned_fd(behind, true, irqs, regions);
+        return Ok((server, Some(proxy)));
+    }
+    let server = Server::new(socket, true, irqs, regions)
         .map_err(|error| anyhow::anyhow!("{error}"))
-        .with_context(|| format!("cannot listen at {}", socket.display()))
+        .with_context(|| format!("cannot listen at {}", socket.display()))?;
+    Ok((server, None))
 }
 
 /// The device, for QEMU's thread and for the one that moves data.
 #[derive(Clone)]
-pub struct Shared(Arc<(Mutex<State>, Condvar)>);
+pub struct Shared(Arc<(Mutex<State>, Condvar)>, Option<Arc<Client>>);
 
 struct State {
     device: Device,
     is_over: bool,
+    /// Writes to registers that came while a packet waited for QEMU's answer.
+    put_off: Vec<(u64, Vec<u8>)>,
 }
 
 /// The device, locked.
@@ -93,13 +102,14 @@ impl std::ops::DerefMut for Locked<'_> {
 const IDLE: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// To be shared.
-    pub fn new(device: Device) -> Self {
+    /// To be shared. `client`: the way to ask QEMU.
+    pub fn new(device: Device, client: Option<Arc<Client>>) -> Self {
         let state = State {
             device,
             is_over: false,
+            put_off: Vec::new(),
         };
-        Self(Arc::new((Mutex::new(state), Condvar::new())))
+        Self(Arc::new((Mutex::new(state), Condvar::new())), client)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -121,7 +131,7 @@ impl Shared {
         while !state.is_over {
             state = match state.device.run() {
                 Ok(()) => {
-                    drop(state);
+                    drop(self.ask(state));
                     self.state()
                 }
                 Err(until) => {
@@ -133,6 +143,24 @@ impl Shared {
                 }
             };
         }
+    }
+
+    /// Asks QEMU what a packet has stopped for, until it is done. QEMU may hold a lock that
+    /// an access to this device waits with, so the device is not locked meanwhile.
+    fn ask<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let Some(client) = &self.1 else {
+            return state;
+        };
+        while let Some(question) = state.device.bus.question().cloned() {
+            drop(state);
+            let answer = client.ask(&question);
+            state = self.state();
+            state.device.answered(answer);
+        }
+        for (at, data) in std::mem::take(&mut state.put_off) {
+            state.device.write(at, &data);
+        }
+        state
     }
 
     /// QEMU has gone.
@@ -154,13 +182,16 @@ impl ServerBackend for Shared {
     }
 
     fn region_write(&mut self, region: u32, at: u64, data: &[u8]) -> io::Result<()> {
-        let mut device = self.lock();
+        let mut state = self.state();
         match region {
-            VFIO_PCI_CONFIG_REGION_INDEX => device.config_write(at, data),
-            VFIO_PCI_BAR0_REGION_INDEX => device.write(at, data),
+            VFIO_PCI_CONFIG_REGION_INDEX => state.device.config_write(at, data),
+            VFIO_PCI_BAR0_REGION_INDEX if state.device.bus.is_asking() => {
+                state.put_off.push((at, data.to_vec()));
+            }
+            VFIO_PCI_BAR0_REGION_INDEX => state.device.write(at, data),
             _ => {}
         }
-        drop(device);
+        drop(state);
         self.0.1.notify_all();
         Ok(())
     }
@@ -191,7 +222,9 @@ impl ServerBackend for Shared {
     }
 
     fn reset(&mut self) -> io::Result<()> {
-        self.lock().reset();
+        let mut state = self.state();
+        state.put_off.clear();
+        state.device.reset();
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::Device;
 use crate::fault::{Missing, Side};
-use crate::memory::Refused;
+use crate::memory::{Refused, Target};
 use crate::mkey::{Piece, Stop, Want};
 use crate::qp::{Segment, Send, State, Wait};
 use crate::witness::Dma;
@@ -124,7 +124,17 @@ impl Device {
                 Err(bad) => return self.bad_request(qpn, &bad),
             },
         };
+        self.bus.begin(qpn);
         let moved = self.packet(qpn, &mut send);
+        if self.bus.is_asking() {
+            // It begins again with the answer.
+            self.moved.clear();
+            return self.keep(qpn, send, Wait::No);
+        }
+        self.bus.forget();
+        for (dma, done) in std::mem::take(&mut self.moved) {
+            self.witness.dma(&dma, &done);
+        }
         match moved {
             Ok(()) if send.done >= send.total => self.finish(qpn, &send),
             Ok(()) => self.keep(qpn, send, Wait::No),
@@ -392,7 +402,9 @@ impl Device {
             match self.deliver(peer, send, &data) {
                 // Without a request it is lost.
                 Ok(()) | Err(Halt::NotReady { .. }) => {}
-                Err(Halt::Both(_, theirs)) => self.fail_receive(peer, send, theirs),
+                Err(Halt::Both(_, theirs)) if !self.bus.is_asking() => {
+                    self.fail_receive(peer, send, theirs);
+                }
                 Err(halt) => return Err(halt),
             }
         }
@@ -467,6 +479,24 @@ impl Device {
         }
     }
 
+    /// Whether QEMU has not handed over what is there, but may be asked.
+    fn is_elsewhere(&self, done: &Result<Target, Refused>) -> bool {
+        self.bus.is_on && matches!(done, Err(Refused::Unmapped(_)))
+    }
+
+    /// For the log, once the packet is done.
+    fn moved(
+        &mut self,
+        qpn: u32,
+        piece: &Piece,
+        dir: &'static str,
+        done: Result<Target, Refused>,
+    ) -> Result<(), Refused> {
+        let dma = self.describe(qpn, piece, dir);
+        self.moved.push((dma, done.clone()));
+        done.map(drop)
+    }
+
     /// Reads; a refusal will be a completion with an error, as on hardware.
     fn dma_read(&mut self, qpn: u32, pieces: &[Piece], len: usize) -> Result<Vec<u8>, Refused> {
         let mut data = vec![0; len];
@@ -474,10 +504,11 @@ impl Device {
         for piece in pieces {
             let (here, left) = rest.split_at_mut(piece.len.min(rest.len()));
             rest = left;
-            let done = self.memory.read(piece.addr, here);
-            let dma = self.describe(qpn, piece, "read");
-            self.witness.dma(&dma, &done);
-            done?;
+            let mut done = self.memory.read(piece.addr, here);
+            if self.is_elsewhere(&done) {
+                done = self.bus.read(piece.addr, here);
+            }
+            self.moved(qpn, piece, "read", done)?;
         }
         Ok(data)
     }
@@ -487,10 +518,11 @@ impl Device {
         for piece in pieces {
             let (here, left) = rest.split_at(piece.len.min(rest.len()));
             rest = left;
-            let done = self.memory.write(piece.addr, here);
-            let dma = self.describe(qpn, piece, "write");
-            self.witness.dma(&dma, &done);
-            done?;
+            let mut done = self.memory.write(piece.addr, here);
+            if self.is_elsewhere(&done) {
+                done = self.bus.write(piece.addr, here);
+            }
+            self.moved(qpn, piece, "write", done)?;
         }
         Ok(())
     }

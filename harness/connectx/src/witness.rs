@@ -100,7 +100,9 @@ pub struct Totals {
     pub ram_bytes: u64,
     /// Bytes read from and written to BARs of peers.
     pub peer_bytes: u64,
-    /// Of these, by address translation service.
+    /// Bytes that QEMU read and wrote for the device.
+    pub bus_bytes: u64,
+    /// Of all these, by address translation service.
     pub ats_bytes: u64,
     /// Page faults.
     pub faults: u64,
@@ -177,6 +179,10 @@ impl Witness {
             Ok(Target::Peer(n)) => {
                 self.totals.peer_bytes += dma.len as u64;
                 format!("vram{n}")
+            }
+            Ok(Target::Bus) => {
+                self.totals.bus_bytes += dma.len as u64;
+                "bus".to_owned()
             }
             Err(refused) => format!("{refused:?}"),
         };

@@ -1,0 +1,146 @@
+//! Memory that QEMU has not handed over: registers, and BARs without memory behind them,
+//! such as those of a model in another process. QEMU is asked to read and write it, by
+//! DMA_READ and DMA_WRITE of vfio-user.
+//!
+//! QEMU answers with the lock held that a guest's access to this device waits with. So
+//! nobody may wait for an answer with the device locked: the packet that needs it stops,
+//! the device is unlocked, and the packet begins again, with the answer at hand. Until
+//! then what the guest writes to registers is put off ([`crate::server`]): no command and
+//! no doorbell comes between the translation of an address and its use.
+
+use crate::memory::{Refused, Target};
+
+/// What QEMU is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read so many bytes.
+    Read(usize),
+    /// Write these.
+    Write(Vec<u8>),
+}
+
+/// A question to QEMU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The address, as the device uses it.
+    pub address: u64,
+    /// What for.
+    pub access: Access,
+}
+
+/// What was read, or nothing if it was written; or the error's number.
+pub type Answer = Result<Vec<u8>, u32>;
+
+/// Questions and answers of one packet.
+#[derive(Default)]
+pub struct Bus {
+    /// Whether QEMU is asked at all: else what it has not handed over does not exist.
+    pub is_on: bool,
+    /// Whose packet it is.
+    qpn: u32,
+    question: Option<Question>,
+    answers: Vec<(Question, Answer)>,
+}
+
+impl Bus {
+    /// Whether a packet has stopped for an answer.
+    pub fn is_asking(&self) -> bool {
+        self.question.is_some()
+    }
+
+    /// A packet of this queue pair begins.
+    pub fn begin(&mut self, qpn: u32) {
+        self.qpn = qpn;
+    }
+
+    /// What to ask.
+    pub fn question(&self) -> Option<&Question> {
+        self.question.as_ref()
+    }
+
+    /// The answer is here; gives the queue pair that goes on.
+    pub fn answer(&mut self, answer: Answer) -> Option<u32> {
+        let question = self.question.take()?;
+        self.answers.push((question, answer));
+        Some(self.qpn)
+    }
+
+    /// The packet is done: what comes next asks anew.
+    pub fn forget(&mut self) {
+        self.question = None;
+        self.answers.clear();
+    }
+
+    fn look_up(&mut self, question: Question) -> Result<&[u8], Refused> {
+        let address = question.address;
+        let known = self
+            .answers
+            .iter()
+            .position(|(asked, _)| *asked == question);
+        match known.map(|at| &self.answers[at].1) {
+            Some(Ok(data)) => Ok(data),
+            Some(Err(error)) => Err(Refused::Host(format!(
+                "QEMU reaches nothing at {address:#x}: error {error}"
+            ))),
+            None => {
+                self.question = Some(question);
+                Err(Refused::Unmapped(address))
+            }
+        }
+    }
+
+    /// Reads for the packet, or stops it.
+    pub fn read(&mut self, address: u64, data: &mut [u8]) -> Result<Target, Refused> {
+        let access = Access::Read(data.len());
+        let seen = self.look_up(Question { address, access })?;
+        if seen.len() != data.len() {
+            return Err(Refused::Host(format!("QEMU read {} bytes", seen.len())));
+        }
+        data.copy_from_slice(seen);
+        Ok(Target::Bus)
+    }
+
+    /// Writes for the packet, or stops it.
+    pub fn write(&mut self, address: u64, data: &[u8]) -> Result<Target, Refused> {
+        let access = Access::Write(data.to_vec());
+        self.look_up(Question { address, access })?;
+        Ok(Target::Bus)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_stops_until_it_is_answered() {
+        let mut bus = Bus::default();
+        bus.begin(7);
+        let mut data = [0; 2];
+        assert_eq!(bus.read(0x1000, &mut data), Err(Refused::Unmapped(0x1000)));
+        assert_eq!(bus.question().unwrap().access, Access::Read(2));
+        assert_eq!(bus.answer(Ok(vec![1, 2])), Some(7));
+        assert!(!bus.is_asking());
+        assert_eq!(bus.read(0x1000, &mut data), Ok(Target::Bus));
+        assert_eq!(data, [1, 2]);
+        // Another address, other bytes, another length: another question.
+        assert!(bus.read(0x1000, &mut [0; 3]).is_err() && bus.is_asking());
+        assert_eq!(bus.answer(Err(14)), Some(7));
+        assert!(bus.read(0x1000, &mut [0; 3]).is_err() && !bus.is_asking());
+        assert!(bus.write(0x1000, &[1]).is_err());
+        assert_eq!(bus.answer(Ok(Vec::new())), Some(7));
+        assert_eq!(bus.write(0x1000, &[1]), Ok(Target::Bus));
+        bus.forget();
+        assert!(bus.write(0x1000, &[1]).is_err() && bus.is_asking());
+    }
+
+    #[test]
+    fn a_short_answer_is_refused() {
+        let mut bus = Bus::default();
+        bus.begin(7);
+        let mut data = [0; 4];
+        assert!(bus.read(0, &mut data).is_err());
+        assert_eq!(bus.answer(Ok(vec![1])), Some(7));
+        assert!(matches!(bus.read(0, &mut data), Err(Refused::Host(_))));
+    }
+}
