@@ -2,7 +2,7 @@
 //!
 //! QEMU's `vfio-user-pci` is its only client: registers and configuration space
 //! arrive over a socket, and memory as files. A command's path, in file order:
-//! [`layout`] (where fields are) → [`memory`], [`pci`] → [`device`] (registers) →
+//! [`layout`] (where fields are) → [`endpoint`], [`pci`] → [`device`] (registers) →
 //! [`command`], [`caps`] → [`queue`] → [`mkey`], [`umr`] → [`qp`], [`transfer`] →
 //! [`fault`] → [`witness`] (what the judge reads).
 
@@ -12,6 +12,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use endpoint::memory;
 
 use crate::device::{Device, Known, Options, Scheme};
 use crate::layout::Headers;
@@ -24,7 +25,6 @@ mod command;
 mod device;
 mod fault;
 mod layout;
-mod memory;
 mod mkey;
 mod pci;
 mod qp;
