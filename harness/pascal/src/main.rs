@@ -25,7 +25,7 @@ struct Arguments {
     #[arg(long)]
     log: Option<PathBuf>,
     /// Size of video memory: a number of MiB, or of GiB as in 6G
-    #[arg(long, default_value = "512M", value_parser = size)]
+    #[arg(long, default_value = "1G", value_parser = size)]
     vram: u64,
     /// Keep video memory in this file
     #[arg(long)]
