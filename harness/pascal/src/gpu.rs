@@ -185,7 +185,8 @@ impl Gpu {
                 let mut data = [0; 4];
                 let at = self.pramin(register);
                 if let Err(error) = self.vram.read(at, &mut data) {
-                    self.witness.violation(&format!("PRAMIN at {at:#x}: {error}"));
+                    self.witness
+                        .violation(&format!("PRAMIN at {at:#x}: {error}"));
                 }
                 u32::from_le_bytes(data)
             }
@@ -232,7 +233,8 @@ impl Gpu {
             r::PRAMIN..r::PRAMIN_END => {
                 let at = self.pramin(register);
                 if let Err(error) = self.vram.write(at, &value.to_le_bytes()) {
-                    self.witness.violation(&format!("PRAMIN at {at:#x}: {error}"));
+                    self.witness
+                        .violation(&format!("PRAMIN at {at:#x}: {error}"));
                 }
             }
             r::CHANNELS.. if register < r::CHANNELS + 8 * host::CHANNELS => {

@@ -82,7 +82,11 @@ impl Host {
             slot.bound = value;
             slot.channel = None;
             slot.is_dead = false;
-            let what = if value & BOUND == 0 { "unbound" } else { "bound" };
+            let what = if value & BOUND == 0 {
+                "unbound"
+            } else {
+                "bound"
+            };
             world.witness.channel(chid, what);
             return;
         }
@@ -98,7 +102,9 @@ impl Host {
                 }
                 Err(fault) => {
                     slot.is_dead = true;
-                    world.witness.channel(chid, &format!("not started: {fault}"));
+                    world
+                        .witness
+                        .channel(chid, &format!("not started: {fault}"));
                 }
             }
         }
@@ -127,7 +133,9 @@ impl Host {
         world.witness.totals.doorbells += 1;
         let slot = self.slots.get_mut(&chid)?;
         let Some(channel) = slot.channel.as_mut().filter(|_| !slot.is_dead) else {
-            world.witness.channel(chid, "doorbell of a channel that does not run");
+            world
+                .witness
+                .channel(chid, "doorbell of a channel that does not run");
             return None;
         };
         channel.put = put;

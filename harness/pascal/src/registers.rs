@@ -132,6 +132,9 @@ const STORED: &[(u32, u32)] = &[
     (0x00_0004, 0x00_0004),
     // Interrupts by the old way, enable bits of parts: subdev/mc/nv04.c, nv50.c.
     (0x00_0140, 0x00_0144),
+    // Lets interrupts of the second register through, where none are: subdev/mc/gp100.c.
+    (0x00_0164, 0x00_0164),
+    (0x00_0184, 0x00_0184),
     (0x00_0200, 0x00_0204),
     // The bus's interrupts: subdev/bus/gf100.c.
     (0x00_1100, 0x00_1100),
@@ -169,6 +172,8 @@ const STORED: &[(u32, u32)] = &[
     // GPIO: subdev/gpio/gk104.c.
     (0x00_dc00, 0x00_dc08),
     (0x00_dc80, 0x00_dc88),
+    // Interrupts of I2C: subdev/i2c/gk104.c.
+    (0x00_dc60, 0x00_dc68),
     // The frame buffer: subdev/fb/gf100.c, gm200.c, gp100.c, ramgp100.c.
     (0x10_0c10, 0x10_0c14),
     (0x10_0cc4, 0x10_0ccc),
@@ -220,7 +225,10 @@ mod tests {
         // gk104_top_parse()
         let [enumeration, data, kind] = ENGINES;
         assert_eq!(enumeration & 3, 2);
-        assert_eq!((enumeration & 0x3c00_0000, enumeration & 0x01e0_0000), (0, 0));
+        assert_eq!(
+            (enumeration & 0x3c00_0000, enumeration & 0x01e0_0000),
+            (0, 0)
+        );
         assert_eq!((enumeration & 0x000f_8000) >> 15, CE_INTR);
         assert_eq!((enumeration & 0x3e00) >> 9, CE_RESET);
         assert_eq!((data & 3, (data & 0x3f8) >> 3), (1, CE_FAULT));
