@@ -8,28 +8,9 @@
 //! then what the guest writes to registers is put off ([`crate::server`]): no command and
 //! no doorbell comes between the translation of an address and its use.
 
+use endpoint::proxy::{Access, Answer, Question};
+
 use crate::memory::{Refused, Target};
-
-/// What QEMU is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Read so many bytes.
-    Read(usize),
-    /// Write these.
-    Write(Vec<u8>),
-}
-
-/// A question to QEMU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
-    /// The address, as the device uses it.
-    pub address: u64,
-    /// What for.
-    pub access: Access,
-}
-
-/// What was read, or nothing if it was written; or the error's number.
-pub type Answer = Result<Vec<u8>, u32>;
 
 /// Questions and answers of one packet.
 #[derive(Default)]

@@ -1,13 +1,14 @@
 //! The device: its registers, its objects, and the thread that moves data.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::fs::File;
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use endpoint::config::Config;
+use endpoint::irq::Irqs;
+use endpoint::proxy::Answer;
 
-use crate::bus::{Answer, Bus};
+use crate::bus::Bus;
 use crate::command::Status;
 use crate::fault::Faults;
 use crate::layout::{Constants, Headers, Layouts};
@@ -34,35 +35,6 @@ pub struct Options {
     pub scheme: Scheme,
     /// Tell of each command and of what is odd on standard error.
     pub verbose: bool,
-}
-
-/// Interrupts: the event file of each vector.
-#[derive(Default)]
-pub struct Irqs {
-    vectors: BTreeMap<u32, File>,
-}
-
-impl Irqs {
-    /// All vectors are off.
-    pub fn clear(&mut self) {
-        self.vectors.clear();
-    }
-
-    /// Where a vector goes; nothing: nowhere.
-    pub fn set(&mut self, vector: u32, file: Option<File>) {
-        match file {
-            Some(file) => self.vectors.insert(vector, file),
-            None => self.vectors.remove(&vector),
-        };
-    }
-
-    /// Interrupts. A vector that nobody listens to is lost, as on the bus.
-    pub fn trigger(&self, vector: u32) {
-        if let Some(mut file) = self.vectors.get(&vector) {
-            // Its counter is full only if nobody has listened 2^64 times.
-            let _ = file.write_all(&1u64.to_ne_bytes());
-        }
-    }
 }
 
 /// The first UAR: below are the init segment and, by QEMU, the MSI-X table.
@@ -117,7 +89,7 @@ pub struct Device {
     /// What QEMU reaches for it.
     pub bus: Bus,
     /// Configuration space.
-    pub config: pci::Config,
+    pub config: Config,
     /// Interrupts.
     pub irqs: Irqs,
     /// The log.
@@ -167,7 +139,7 @@ impl Device {
             memory,
             bus: Bus::default(),
             moved: Vec::new(),
-            config: pci::Config::new(),
+            config: pci::config(),
             irqs: Irqs::default(),
             witness,
             begin: Instant::now(),
@@ -198,7 +170,7 @@ impl Device {
     /// As after power on; mappings and interrupts are QEMU's and stay.
     pub fn reset(&mut self) {
         self.teardown();
-        self.config = pci::Config::new();
+        self.config = pci::config();
         self.memory.is_bus_master = false;
         self.command_queue = (0, 0);
         self.pages.clear();

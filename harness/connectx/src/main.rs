@@ -2,7 +2,7 @@
 //!
 //! QEMU's `vfio-user-pci` is its only client: registers and configuration space
 //! arrive over a socket, and memory as files. A command's path, in file order:
-//! [`layout`] (where fields are) → [`memory`], [`pci`] → [`device`] (registers) →
+//! [`layout`] (where fields are) → [`endpoint`], [`pci`] → [`device`] (registers) →
 //! [`command`], [`caps`] → [`queue`] → [`mkey`], [`umr`] → [`qp`], [`transfer`] →
 //! [`fault`] → [`witness`] (what the judge reads).
 
@@ -13,11 +13,12 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use endpoint::memory;
+use endpoint::proxy::Proxy;
 
 use crate::device::{Device, Known, Options, Scheme};
 use crate::layout::Headers;
 use crate::memory::Memory;
-use crate::proxy::Proxy;
 use crate::server::Shared;
 use crate::witness::Witness;
 
@@ -27,10 +28,8 @@ mod command;
 mod device;
 mod fault;
 mod layout;
-mod memory;
 mod mkey;
 mod pci;
-mod proxy;
 mod qp;
 mod queue;
 mod server;

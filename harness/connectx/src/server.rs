@@ -6,69 +6,23 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use vfio_bindings::bindings::vfio::{
-    VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_NORESIZE, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
-    VFIO_PCI_NUM_IRQS, VFIO_PCI_NUM_REGIONS, VFIO_REGION_INFO_FLAG_READ,
-    VFIO_REGION_INFO_FLAG_WRITE, vfio_region_info,
-};
-use vfio_user::{DmaMapFlags, DmaUnmapFlags, IrqInfo, Server, ServerBackend, ServerRegion};
+use anyhow::Result;
+use endpoint::proxy::{Client, Proxy};
+use endpoint::server;
+use vfio_bindings::bindings::vfio::{VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX};
+use vfio_user::{DmaMapFlags, DmaUnmapFlags, Server, ServerBackend};
 
 use crate::device::Device;
-use crate::pci::{BAR_SIZE, CONFIG_SIZE, VECTORS};
-use crate::proxy::{Client, Proxy};
+use crate::pci::{BAR_SIZE, VECTORS};
 
 /// Listens. `bus`: with a proxy before the server, by which QEMU can be asked as well.
 pub fn listen(socket: &Path, bus: bool) -> Result<(Server, Option<Proxy>)> {
-    let region = |index: u32| {
-        let size = match index {
-            VFIO_PCI_BAR0_REGION_INDEX => BAR_SIZE,
-            VFIO_PCI_CONFIG_REGION_INDEX => CONFIG_SIZE as u64,
-            _ => 0,
-        };
-        let flags = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
-        ServerRegion {
-            region_info: vfio_region_info {
-                argsz: size_of::<vfio_region_info>() as u32,
-                index,
-                size,
-                flags: if size == 0 { 0 } else { flags },
-                ..Default::default()
-            },
-            sparse_areas: Vec::new(),
-            mmap_fd: None,
-        }
-    };
-    let irq = |index: u32| {
-        let is_msix = index == VFIO_PCI_MSIX_IRQ_INDEX;
-        IrqInfo {
-            index,
-            flags: if is_msix {
-                VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_NORESIZE
-            } else {
-                0
-            },
-            count: if is_msix { u32::from(VECTORS) } else { 0 },
-        }
-    };
-    if socket.exists() {
-        bail!(
-            "{} exists: another model listens there, or has left it; remove it if none does",
-            socket.display()
-        );
-    }
-    let irqs = (0..VFIO_PCI_NUM_IRQS).map(irq).collect();
-    let regions = (0..VFIO_PCI_NUM_REGIONS).map(region).collect();
+    let bars = [(VFIO_PCI_BAR0_REGION_INDEX, BAR_SIZE)];
     if bus {
-        let (proxy, behind) = Proxy::new(socket)?;
-        let server = Server::from_owned_fd(behind, true, irqs, regions);
+        let (server, proxy) = server::listen_by_proxy(socket, &bars, VECTORS)?;
         return Ok((server, Some(proxy)));
     }
-    let server = Server::new(socket, true, irqs, regions)
-        .map_err(|error| anyhow::anyhow!("{error}"))
-        .with_context(|| format!("cannot listen at {}", socket.display()))?;
-    Ok((server, None))
+    Ok((server::listen(socket, &bars, VECTORS)?, None))
 }
 
 /// The device, for QEMU's thread and for the one that moves data.
@@ -204,20 +158,12 @@ impl ServerBackend for Shared {
         size: u64,
         file: Option<File>,
     ) -> io::Result<()> {
-        let is_writable = flags.contains(DmaMapFlags::WRITE);
         let memory = &mut self.lock().memory;
-        memory.map(address, size, file, offset, is_writable)
+        server::dma_map(memory, flags, offset, address, size, file)
     }
 
     fn dma_unmap(&mut self, flags: DmaUnmapFlags, address: u64, size: u64) -> io::Result<()> {
-        let memory = &mut self.lock().memory;
-        if flags.contains(DmaUnmapFlags::UNMAP_ALL) {
-            memory.unmap(0, u64::MAX);
-            // The range that a size can say lacks the last byte.
-            memory.unmap(u64::MAX, 1);
-        } else {
-            memory.unmap(address, size);
-        }
+        server::dma_unmap(&mut self.lock().memory, flags, address, size);
         Ok(())
     }
 
@@ -236,18 +182,8 @@ impl ServerBackend for Shared {
         count: u32,
         files: Vec<File>,
     ) -> io::Result<()> {
-        if index != VFIO_PCI_MSIX_IRQ_INDEX {
-            return Ok(());
-        }
-        let mut device = self.lock();
-        if count == 0 && flags & VFIO_IRQ_SET_DATA_NONE != 0 {
-            device.irqs.clear();
-            return Ok(());
-        }
-        let mut files = files.into_iter();
-        for vector in start..start.saturating_add(count).min(u32::from(VECTORS)) {
-            device.irqs.set(vector, files.next());
-        }
+        let irqs = &mut self.lock().irqs;
+        VECTORS.set(irqs, index, flags, start, count, files);
         Ok(())
     }
 }

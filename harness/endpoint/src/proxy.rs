@@ -20,8 +20,6 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::bus::{Access, Answer, Question};
-
 /// Bytes of a message's header: id (2), command (2), size (4), flags (4), error (4).
 const HEADER: usize = 16;
 /// The larger part of a message is data; QEMU announces at most this much at once.
@@ -41,6 +39,27 @@ const DMA_DATA: usize = HEADER + 16;
 
 /// EIO, when there is nobody to ask any more.
 const GONE: u32 = 5;
+
+/// What QEMU is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read so many bytes.
+    Read(usize),
+    /// Write these.
+    Write(Vec<u8>),
+}
+
+/// A question to QEMU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The address, as the device uses it.
+    pub address: u64,
+    /// What for.
+    pub access: Access,
+}
+
+/// What was read, or nothing if it was written; or the error's number.
+pub type Answer = Result<Vec<u8>, u32>;
 
 /// Who is to hear of the answer to a message.
 type Waiting = Arc<Mutex<HashMap<u16, Sender<Answer>>>>;
@@ -63,7 +82,7 @@ impl Proxy {
     /// Listens at `socket`; gives the listener for `vfio_user` as well.
     pub fn new(socket: &Path) -> Result<(Self, OwnedFd)> {
         // A name without a file.
-        let name = format!("connectx-{}", std::process::id());
+        let name = format!("vfio-user-{}", std::process::id());
         let inner = SocketAddr::from_abstract_name(name).context("a name without a file")?;
         let behind = UnixListener::bind_addr(&inner).context("a socket within the process")?;
         let listener = UnixListener::bind(socket)

@@ -1,0 +1,301 @@
+//! A channel and the PBDMA that reads its commands (`nvif/chan906f.c`,
+//! `engine/fifo/gk104.c`; `include/nvhw/class/cl906f.h`).
+
+use std::collections::VecDeque;
+
+use crate::copy::{self, CLASSES, Context, CopyEngine, Refused};
+use crate::mmu::Tables;
+use crate::space::{Fault, Place, Space};
+
+/// In the instance block: the ring of commands, its address and log2 of its entries.
+const RAMFC_GPFIFO: u64 = 0x48;
+
+/// Methods of the host, on all subchannels.
+const SET_OBJECT: u32 = 0x00;
+const NOP: u32 = 0x08;
+const SEMAPHORE_A: u32 = 0x10;
+const SEMAPHORE_D: u32 = 0x1c;
+const NON_STALL_INTERRUPT: u32 = 0x20;
+const FB_FLUSH: u32 = 0x24;
+const SET_REFERENCE: u32 = 0x50;
+/// The first method of engines.
+const FIRST_OF_ENGINES: u32 = 0x100;
+
+/// In SEMAPHORE_D.
+const ACQUIRE: u32 = 1;
+const RELEASE: u32 = 2;
+const ACQUIRE_GREATER_OR_EQUAL: u32 = 4;
+const ACQUIRE_AND: u32 = 8;
+const RELEASE_4_BYTES: u32 = 1 << 24;
+
+/// Where a channel stopped reading.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// There is no more.
+    Idle,
+    /// It waits for a semaphore.
+    Waiting,
+    /// A command could not be carried out.
+    Dead(Death),
+}
+
+/// Why a channel ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Death {
+    /// The PBDMA could not reach something.
+    Host(Fault),
+    /// The copy engine could not.
+    Engine(Fault),
+    /// A command that is none.
+    Command(String),
+}
+
+/// How the method's number goes on from one word to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Each,
+    Once,
+    Never,
+}
+
+/// What the words after a header are for.
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    left: u32,
+    method: u32,
+    subchannel: usize,
+    step: Step,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    va: u64,
+    payload: u32,
+    operation: u32,
+}
+
+/// A channel that the driver has started.
+pub struct Channel {
+    tables: Tables,
+    ring: u64,
+    mask: u32,
+    /// The next entry of the ring.
+    pub get: u32,
+    /// Where the ring ends.
+    pub put: u32,
+    words: VecDeque<u32>,
+    header: Option<Header>,
+    objects: [u32; 8],
+    semaphore: [u32; 3],
+    wait: Option<Wait>,
+    engine: CopyEngine,
+    /// NON_STALL_INTERRUPT was executed.
+    pub interrupts: bool,
+}
+
+fn read_u32(context: &Context<'_>, va: u64) -> Result<u32, Fault> {
+    let mut data = [0; 4];
+    context.tables.read(context.space, va, &mut data)?;
+    Ok(u32::from_le_bytes(data))
+}
+
+impl Channel {
+    /// As its instance block says.
+    pub fn load(space: Space<'_>, instance: u64) -> Result<Self, Fault> {
+        let tables = Tables::of(space, instance)?;
+        let ring = space.read_u64(Place::vram(instance).after(RAMFC_GPFIFO))?;
+        // Five bits: what is above is not of the size.
+        let log2 = (ring >> 48) & 0x1f;
+        Ok(Self {
+            tables,
+            ring: ring & ((1 << 40) - 1),
+            mask: ((1u64 << log2) - 1) as u32,
+            get: 0,
+            put: 0,
+            words: VecDeque::new(),
+            header: None,
+            objects: [0; 8],
+            semaphore: [0; 3],
+            wait: None,
+            engine: CopyEngine::default(),
+            interrupts: false,
+        })
+    }
+
+    /// The page tables that it uses.
+    pub fn tables(&self) -> Tables {
+        self.tables
+    }
+
+    /// Whether it waits for a semaphore.
+    pub fn is_waiting(&self) -> bool {
+        self.wait.is_some()
+    }
+
+    /// Works until there is nothing left to do.
+    pub fn run(&mut self, context: &mut Context<'_>) -> Stop {
+        match self.run_all(context) {
+            Ok(true) => Stop::Idle,
+            Ok(false) => Stop::Waiting,
+            Err(death) => Stop::Dead(death),
+        }
+    }
+
+    /// False: it waits.
+    fn run_all(&mut self, context: &mut Context<'_>) -> Result<bool, Death> {
+        loop {
+            if let Some(wait) = self.wait {
+                if !is_over(wait, read_u32(context, wait.va).map_err(Death::Host)?) {
+                    return Ok(false);
+                }
+                self.wait = None;
+            }
+            if let Some(word) = self.words.pop_front() {
+                self.word(context, word)?;
+            } else if self.get == self.put & self.mask {
+                return Ok(true);
+            } else {
+                self.fetch(context)?;
+            }
+        }
+    }
+
+    /// Reads an entry of the ring, and the commands that it points to.
+    fn fetch(&mut self, context: &Context<'_>) -> Result<(), Death> {
+        let mut entry = [0; 8];
+        let va = self.ring + u64::from(self.get) * 8;
+        let read = context.tables.read(context.space, va, &mut entry);
+        read.map_err(Death::Host)?;
+        self.get = (self.get + 1) & self.mask;
+        let entry = u64::from_le_bytes(entry);
+        let va = entry & 0xff_ffff_fffc;
+        let words = (entry >> 42) & 0x1f_ffff;
+        let mut data = vec![0; words as usize * 4];
+        let read = context.tables.read(context.space, va, &mut data);
+        read.map_err(Death::Host)?;
+        let word = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        self.words.extend(data.chunks_exact(4).map(word));
+        Ok(())
+    }
+
+    fn word(&mut self, context: &mut Context<'_>, word: u32) -> Result<(), Death> {
+        if let Some(mut header) = self.header.take() {
+            let Header {
+                method, subchannel, ..
+            } = header;
+            header.left -= 1;
+            match header.step {
+                Step::Each => header.method = (method + 4) & 0x3ffc,
+                Step::Once => {
+                    header.method = (method + 4) & 0x3ffc;
+                    header.step = Step::Never;
+                }
+                Step::Never => {}
+            }
+            self.header = (header.left > 0).then_some(header);
+            return self.method(context, subchannel, method, word);
+        }
+        let method = (word & 0xfff) << 2;
+        let subchannel = ((word >> 13) & 7) as usize;
+        let count = (word >> 16) & 0x1fff;
+        let step = match word >> 29 {
+            // A word of zeros is no operation; the rest are masks of devices, for SLI.
+            0 => return Ok(()),
+            1 => Step::Each,
+            3 => Step::Never,
+            4 => return self.method(context, subchannel, method, count),
+            5 => Step::Once,
+            // The rest of the segment is not looked at.
+            7 => {
+                self.words.clear();
+                return Ok(());
+            }
+            _ => return Err(Death::Command(format!("header {word:#010x}"))),
+        };
+        self.header = (count > 0).then_some(Header {
+            left: count,
+            method,
+            subchannel,
+            step,
+        });
+        Ok(())
+    }
+
+    fn method(
+        &mut self,
+        context: &mut Context<'_>,
+        subchannel: usize,
+        method: u32,
+        data: u32,
+    ) -> Result<(), Death> {
+        context.witness.totals.methods += 1;
+        if method >= FIRST_OF_ENGINES {
+            return self.method_of_engine(context, subchannel, method, data);
+        }
+        match method {
+            SET_OBJECT => self.objects[subchannel] = data & 0xffff,
+            NOP | FB_FLUSH | SET_REFERENCE => {}
+            SEMAPHORE_A..SEMAPHORE_D => {
+                self.semaphore[((method - SEMAPHORE_A) / 4) as usize] = data;
+            }
+            SEMAPHORE_D => self.semaphore(context, data)?,
+            NON_STALL_INTERRUPT => self.interrupts = true,
+            _ => context.witness.unknown("method", "write", method, data),
+        }
+        Ok(())
+    }
+
+    fn semaphore(&mut self, context: &Context<'_>, what: u32) -> Result<(), Death> {
+        let [upper, lower, payload] = self.semaphore;
+        let va = u64::from(upper & 0xff) << 32 | u64::from(lower & !3);
+        match what & 0xf {
+            RELEASE => copy::release(context, va, payload, what & RELEASE_4_BYTES == 0)
+                .map_err(Death::Host),
+            operation @ (ACQUIRE | ACQUIRE_GREATER_OR_EQUAL | ACQUIRE_AND) => {
+                self.wait = Some(Wait {
+                    va,
+                    payload,
+                    operation,
+                });
+                Ok(())
+            }
+            _ => Err(Death::Command(format!("semaphore operation {what:#x}"))),
+        }
+    }
+
+    fn method_of_engine(
+        &mut self,
+        context: &mut Context<'_>,
+        subchannel: usize,
+        method: u32,
+        data: u32,
+    ) -> Result<(), Death> {
+        let class = self.objects[subchannel];
+        if !CLASSES.contains(&class) {
+            return Err(Death::Command(format!(
+                "method {method:#x} of subchannel {subchannel}, which has class {class:#x}"
+            )));
+        }
+        match self.engine.method(context, method, data) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                context.witness.unknown("method", "write", method, data);
+                Ok(())
+            }
+            Err(Refused::Fault(fault)) => Err(Death::Engine(fault)),
+            Err(Refused::Unsupported(what)) => Err(Death::Command(what.to_owned())),
+        }
+    }
+}
+
+fn is_over(wait: Wait, value: u32) -> bool {
+    match wait.operation {
+        ACQUIRE => value == wait.payload,
+        // As counters that wrap around are compared.
+        ACQUIRE_GREATER_OR_EQUAL => value.wrapping_sub(wait.payload) as i32 >= 0,
+        _ => value & wait.payload != 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

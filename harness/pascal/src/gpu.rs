@@ -1,0 +1,425 @@
+//! The device: what reads and writes of its BARs do.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use endpoint::config::Config;
+use endpoint::irq::Irqs;
+use endpoint::memory::Memory;
+
+use crate::host::{self, Host, World};
+use crate::interrupt::{self, Pmc};
+use crate::mmu::{Seen, Tables, Tlb};
+use crate::registers as r;
+use crate::space::{Fault, Place, Space, Vram};
+use crate::witness::{Event, Witness};
+use crate::{pci, vbios};
+
+/// What a read gives where nothing is.
+const NOTHING: u8 = 0xff;
+
+/// A GP106.
+pub struct Gpu {
+    /// Configuration space.
+    pub config: Config,
+    /// What it reaches by DMA.
+    pub memory: Memory,
+    /// Its interrupts.
+    pub irqs: Irqs,
+    /// The log.
+    pub witness: Witness,
+    vram: Vram,
+    vbios: Vec<u8>,
+    state: State,
+}
+
+/// What a reset resets.
+struct State {
+    pmc: Pmc,
+    host: Host,
+    stored: HashMap<u32, u32>,
+    bar1: Tlb,
+    begin: Instant,
+    /// What the driver has set the clock to when it began.
+    time: u64,
+}
+
+impl State {
+    fn new() -> Self {
+        Self {
+            pmc: Pmc::default(),
+            host: Host::default(),
+            stored: HashMap::new(),
+            bar1: Tlb::default(),
+            begin: Instant::now(),
+            time: 0,
+        }
+    }
+
+    fn get(&self, register: u32) -> u32 {
+        self.stored.get(&register).copied().unwrap_or(0)
+    }
+
+    /// Nanoseconds. The lowest five bits do not count.
+    fn now(&self) -> u64 {
+        let passed = u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.time.wrapping_add(passed) & !0x1f
+    }
+}
+
+/// What is done to a range.
+enum Access<'a> {
+    Read(&'a mut [u8]),
+    Write(&'a [u8]),
+}
+
+impl Access<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Read(data) => data.len(),
+            Self::Write(data) => data.len(),
+        }
+    }
+}
+
+impl Gpu {
+    /// After power on.
+    pub fn new(vram: Vram, witness: Witness) -> Self {
+        Self {
+            config: pci::config(),
+            memory: Memory::default(),
+            irqs: Irqs::default(),
+            witness,
+            vram,
+            vbios: vbios::image(),
+            state: State::new(),
+        }
+    }
+
+    /// QEMU resets the machine. Video memory keeps what is in it.
+    pub fn reset(&mut self) {
+        self.config = pci::config();
+        self.memory.is_bus_master = false;
+        self.state = State::new();
+    }
+
+    /// Writes to configuration space.
+    pub fn config_write(&mut self, at: u64, data: &[u8]) {
+        self.config.write(at, data);
+        self.memory.is_bus_master = self.config.is_bus_master();
+    }
+
+    /// Reads registers.
+    pub fn read(&mut self, at: u64, data: &mut [u8]) {
+        let mut done = 0;
+        while done < data.len() {
+            let at = at.wrapping_add(done as u64);
+            let inside = (at % 4) as usize;
+            let here = (4 - inside).min(data.len() - done);
+            let value = u32::try_from(at & !3).map_or(0, |register| self.register(register));
+            let part = &value.to_le_bytes()[inside..inside + here];
+            data[done..done + here].copy_from_slice(part);
+            done += here;
+        }
+    }
+
+    /// Writes registers. The bytes that a write leaves out are as they were, if the
+    /// register is one that keeps what is written.
+    pub fn write(&mut self, at: u64, data: &[u8]) {
+        let mut done = 0;
+        while done < data.len() {
+            let at = at.wrapping_add(done as u64);
+            let inside = (at % 4) as usize;
+            let here = (4 - inside).min(data.len() - done);
+            if let Ok(register) = u32::try_from(at & !3) {
+                let mut value = self.state.get(register).to_le_bytes();
+                value[inside..inside + here].copy_from_slice(&data[done..done + here]);
+                self.set_register(register, u32::from_le_bytes(value));
+            }
+            done += here;
+        }
+        self.interrupt();
+    }
+
+    fn register(&mut self, register: u32) -> u32 {
+        self.witness.totals.registers += 1;
+        let state = &self.state;
+        match register {
+            r::BOOT_0 => r::GP106,
+            r::INTR => state.pmc.pending,
+            r::INTR_1 | r::SCRUB | r::FUSE_CE | r::MSI_REARM => 0,
+            r::INTR_ALLOW | r::INTR_BLOCK => state.pmc.allowed(),
+            r::TIME_LOW => state.now() as u32,
+            r::TIME_HIGH => (state.now() >> 32) as u32,
+            // One PBDMA, which serves runlist 0.
+            r::PBDMAS | r::PBDMA_RUNLISTS | r::LTC_COUNT | r::FUSE_DISPLAY => 1,
+            r::CHANNEL_COUNT => host::CHANNELS,
+            r::FIFO_INTR => state.host.pending,
+            r::FIFO_INTR_ENABLE => state.host.enabled,
+            r::FAULT_UNITS => state.host.fault_units,
+            r::FAULT_INFO..r::FAULT_INFO_END => state.host.fault(register),
+            r::USERD => state.host.userd,
+            r::PREEMPT => state.get(r::PREEMPT) & !(1 << 20),
+            r::TOP..r::TOP_END => {
+                let entry = ((register - r::TOP) / 4) as usize;
+                r::ENGINES.get(entry).copied().unwrap_or(0)
+            }
+            r::MMU_CONTROL => state.get(r::MMU_CONTROL) | r::MMU_READY,
+            r::VRAM_SIZE => r::vram_size(self.vram.size()).unwrap_or(0),
+            r::DEVINIT => 1 << 1,
+            r::LTC_SLICES => 1 << 28,
+            r::FAULT_ENTRIES => 128,
+            r::BAR1_BLOCK
+            | r::BAR2_BLOCK
+            | r::WINDOW
+            | r::INVALIDATE_TABLES
+            | r::INVALIDATE_TABLES_HIGH => state.get(register),
+            // An invalidation is over before its write is answered.
+            r::INVALIDATE => 0,
+            r::PROM..r::PROM_END => {
+                let at = (register - r::PROM) as usize;
+                let bytes = self.vbios.get(at..at + 4);
+                bytes.map_or(!0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            }
+            r::PRAMIN..r::PRAMIN_END => {
+                let mut data = [0; 4];
+                let at = self.pramin(register);
+                if let Err(error) = self.vram.read(at, &mut data) {
+                    self.witness
+                        .violation(&format!("PRAMIN at {at:#x}: {error}"));
+                }
+                u32::from_le_bytes(data)
+            }
+            r::CHANNELS.. if register < r::CHANNELS + 8 * host::CHANNELS => {
+                state.host.read(register - r::CHANNELS)
+            }
+            _ if r::is_stored(register) => state.get(register),
+            _ => {
+                self.witness.unknown("register", "read", register, 0);
+                0
+            }
+        }
+    }
+
+    fn set_register(&mut self, register: u32, value: u32) {
+        self.witness.totals.registers += 1;
+        let state = &mut self.state;
+        match register {
+            r::INTR_ALLOW => state.pmc.allow(value),
+            r::INTR_BLOCK => state.pmc.block(value),
+            r::MSI_REARM => state.pmc.rearm(),
+            r::TIME_LOW => self.set_time(0xffff_ffff, u64::from(value)),
+            r::TIME_HIGH => self.set_time(0xffff_ffff << 32, u64::from(value) << 32),
+            r::FIFO_INTR => state.host.pending &= !value,
+            r::FIFO_INTR_ENABLE => state.host.enabled = value,
+            r::FAULT_UNITS => {
+                state.host.fault_units &= !value;
+                if state.host.fault_units == 0 {
+                    state.host.pending &= !r::FIFO_MMU_FAULT;
+                }
+            }
+            r::USERD => state.host.userd = value,
+            r::INVALIDATE => self.invalidate(value),
+            r::PREEMPT
+            | r::MMU_CONTROL
+            | r::BAR1_BLOCK
+            | r::BAR2_BLOCK
+            | r::WINDOW
+            | r::SCRUB
+            | r::INVALIDATE_TABLES
+            | r::INVALIDATE_TABLES_HIGH => {
+                state.stored.insert(register, value);
+            }
+            r::PRAMIN..r::PRAMIN_END => {
+                let at = self.pramin(register);
+                if let Err(error) = self.vram.write(at, &value.to_le_bytes()) {
+                    self.witness
+                        .violation(&format!("PRAMIN at {at:#x}: {error}"));
+                }
+            }
+            r::CHANNELS.. if register < r::CHANNELS + 8 * host::CHANNELS => {
+                let mut world = World {
+                    space: Space {
+                        vram: &self.vram,
+                        memory: &self.memory,
+                    },
+                    now: state.now(),
+                    witness: &mut self.witness,
+                };
+                state.host.write(&mut world, register - r::CHANNELS, value);
+            }
+            _ if r::is_stored(register) => {
+                state.stored.insert(register, value);
+            }
+            _ => self.witness.unknown("register", "write", register, value),
+        }
+    }
+
+    /// Sets half of the clock, and keeps the other one.
+    fn set_time(&mut self, mask: u64, value: u64) {
+        let now = self.state.now();
+        let time = (now & !mask) | value;
+        self.state.time = self.state.time.wrapping_add(time.wrapping_sub(now));
+    }
+
+    /// Where in video memory a part of the window is.
+    fn pramin(&self, register: u32) -> u64 {
+        // Bits 24 and 25 would choose the host's memory.
+        let base = u64::from(self.state.get(r::WINDOW) & 0x00ff_ffff) << 16;
+        base + u64::from(register - r::PRAMIN)
+    }
+
+    fn invalidate(&mut self, what: u32) {
+        let low = self.state.get(r::INVALIDATE_TABLES);
+        let high = self.state.get(r::INVALIDATE_TABLES_HIGH);
+        let tables = u64::from(high) << 32 | u64::from(low);
+        self.witness.totals.invalidations += 1;
+        self.witness.event(&Event::Invalidate { tables, what });
+        // The register has the directory's page from bit 4 on. Bit 1: all directories.
+        let root = Place::vram((tables >> 4) << 12);
+        let is_bar1 = self
+            .tables(r::BAR1_BLOCK)
+            .is_ok_and(|tables| tables.root == root);
+        if is_bar1 || what & 2 != 0 {
+            self.state.bar1.invalidate();
+        }
+    }
+
+    fn space(&self) -> Space<'_> {
+        Space {
+            vram: &self.vram,
+            memory: &self.memory,
+        }
+    }
+
+    /// The page tables of a BAR.
+    fn tables(&self, block: u32) -> Result<Tables, Fault> {
+        let instance = u64::from(self.state.get(block) & r::BLOCK_POINTER) << 12;
+        Tables::of(self.space(), instance)
+    }
+
+    /// Reads video memory, or what else is mapped there.
+    pub fn bar1_read(&mut self, at: u64, data: &mut [u8]) {
+        self.bar1(at, Access::Read(data));
+    }
+
+    /// Writes it, and works if that was a doorbell.
+    pub fn bar1_write(&mut self, at: u64, data: &[u8]) {
+        self.bar1(at, Access::Write(data));
+        let mut world = World {
+            space: Space {
+                vram: &self.vram,
+                memory: &self.memory,
+            },
+            now: self.state.now(),
+            witness: &mut self.witness,
+        };
+        let host = &mut self.state.host;
+        if let (Some(chid), Ok(put)) = (host.doorbell(at, data.len()), data.try_into()) {
+            let get = host.ring(&mut world, chid, u32::from_le_bytes(put));
+            if let (Some((at, get)), Ok(tables)) = (get, self.tables(r::BAR1_BLOCK)) {
+                // Where it is not mapped, nobody looks.
+                let _ = tables.write(self.space(), at, &get.to_le_bytes());
+            }
+        } else {
+            host.retry(&mut world);
+        }
+        self.interrupt();
+    }
+
+    fn bar1(&mut self, at: u64, mut access: Access<'_>) {
+        let len = access.len() as u64;
+        self.witness.totals.bar1_accesses += 1;
+        self.witness.totals.bar1_bytes += len;
+        let write = matches!(access, Access::Write(_));
+        if self.state.get(r::BAR1_BLOCK) & r::BLOCK_VIRTUAL == 0 {
+            let what = format!("BAR1 is off, and was used at {at:#x}, {len} bytes");
+            self.witness.violation(&what);
+            if let Access::Read(data) = access {
+                data.fill(NOTHING);
+            }
+            return;
+        }
+        let space = Space {
+            vram: &self.vram,
+            memory: &self.memory,
+        };
+        let (tlb, witness) = (&mut self.state.bar1, &mut self.witness);
+        let instance = u64::from(self.state.stored[&r::BAR1_BLOCK] & r::BLOCK_POINTER) << 12;
+        let done = Tables::of(space, instance).and_then(|tables| {
+            tables.pieces(space, at, len, write, |place, part| {
+                let here = part.start as usize..part.end as usize;
+                let Some(place) = place else {
+                    return Ok(());
+                };
+                let at = at + part.start;
+                match tlb.seen(at, place) {
+                    Seen::Again => {}
+                    Seen::First => witness.event(&Event::Bar1 { at, place, write }),
+                    Seen::Stale(before) => witness.violation(&format!(
+                        "BAR1 at {at:#x} is {place}, and was {before}, without an \
+                         invalidation between"
+                    )),
+                }
+                match &mut access {
+                    Access::Read(data) => space.read(place, &mut data[here]),
+                    Access::Write(data) => space.write(place, &data[here]),
+                }
+            })
+        });
+        if let Err(fault) = done {
+            let stale = self.state.bar1.missed(at);
+            let stale = stale.map_or(String::new(), |before| format!(" (it was {before})"));
+            let verb = if write { "written" } else { "read" };
+            let what = format!("BAR1 was {verb} at {at:#x}, {len} bytes: {fault}{stale}");
+            self.witness.violation(&what);
+            if let Access::Read(data) = access {
+                data.fill(NOTHING);
+            }
+        }
+    }
+
+    /// Reads instance memory.
+    pub fn bar2_read(&mut self, at: u64, data: &mut [u8]) {
+        self.bar2(at, Access::Read(data));
+    }
+
+    /// Writes it.
+    pub fn bar2_write(&mut self, at: u64, data: &[u8]) {
+        self.bar2(at, Access::Write(data));
+    }
+
+    fn bar2(&mut self, at: u64, access: Access<'_>) {
+        self.witness.totals.bar2_accesses += 1;
+        let tables = self.tables(r::BAR2_BLOCK);
+        let space = self.space();
+        let done = match (tables, access) {
+            (Ok(tables), Access::Write(data)) => tables.write(space, at, data),
+            (Ok(tables), Access::Read(data)) => {
+                let read = tables.read(space, at, data);
+                if read.is_err() {
+                    data.fill(NOTHING);
+                }
+                read
+            }
+            (Err(fault), _) => Err(fault),
+        };
+        if let Err(fault) = done {
+            self.witness.violation(&format!("BAR2 at {at:#x}: {fault}"));
+        }
+    }
+
+    /// Sends a message if one is due.
+    fn interrupt(&mut self) {
+        let state = &mut self.state;
+        let is_pending = state.host.pending & state.host.enabled != 0;
+        state.pmc.pending = if is_pending { interrupt::FIFO } else { 0 };
+        if state.pmc.take() {
+            self.witness.totals.interrupts += 1;
+            self.irqs.trigger(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+use std::io::Read;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{Board, ram};
+
+const USERD_AT: u64 = 0x4000;
+const RING: u64 = 0x10_0000;
+const COMMANDS: u64 = 0x20_0000;
+const SEMAPHORE: u64 = 0x30_0000;
+
+fn set(gpu: &mut Gpu, register: u32, value: u32) {
+    gpu.write(u64::from(register), &value.to_le_bytes());
+}
+
+fn get(gpu: &mut Gpu, register: u32) -> u32 {
+    let mut data = [0; 4];
+    gpu.read(u64::from(register), &mut data);
+    u32::from_le_bytes(data)
+}
+
+fn bar1(gpu: &mut Gpu, at: u64) -> u32 {
+    let mut data = [0; 4];
+    gpu.bar1_read(at, &mut data);
+    u32::from_le_bytes(data)
+}
+
+/// A GPU with tables for BAR1, and the entry for the page at 0x8000 there; channel 3 has
+/// a ring.
+fn gpu() -> (Gpu, Place, Place) {
+    let mut board = Board::new();
+    let (instance, root) = board.instance(0xfff_ffff);
+    for page in 0..8 {
+        let to = Place::vram(0x80_0000 + (page << 12));
+        board.map(root, USERD_AT + (page << 12), 12, to, 0);
+    }
+    let entry = board.entry(root, 0x8000, 12);
+    let (channel, tables) = board.instance((1 << 47) - 1);
+    board.map(tables, RING, 12, ram(0), 0);
+    board.map(tables, COMMANDS, 12, ram(0x1000), 0);
+    board.map(tables, SEMAPHORE, 12, ram(0x2000), 0);
+    board.set(channel.after(0x48), RING | 4 << 48);
+    let witness = Witness::new(None, false).unwrap();
+    let mut gpu = Gpu::new(board.vram, witness);
+    gpu.memory = board.memory;
+    let block = r::BLOCK_VIRTUAL | (instance.address >> 12) as u32;
+    set(&mut gpu, r::BAR1_BLOCK, block);
+    set(&mut gpu, r::BAR2_BLOCK, block);
+    set(&mut gpu, r::USERD, 1 << 28 | (USERD_AT >> 12) as u32);
+    let slot = r::CHANNELS + 3 * 8;
+    set(&mut gpu, slot, 1 << 31 | (channel.address >> 12) as u32);
+    set(&mut gpu, slot + 4, 0x400);
+    (gpu, root, entry)
+}
+
+fn poke(gpu: &Gpu, place: Place, value: u64) {
+    gpu.space().write(place, &value.to_le_bytes()).unwrap();
+}
+
+#[test]
+fn bar1_leads_through_its_tables() {
+    let (mut gpu, ..) = gpu();
+    gpu.bar1_write(0x8010, &[1, 2, 3, 4]);
+    let mut data = [0; 4];
+    gpu.vram.read(0x80_4010, &mut data).unwrap();
+    assert_eq!(data, [1, 2, 3, 4]);
+    assert_eq!(bar1(&mut gpu, 0x8010), 0x0403_0201);
+    assert_eq!(gpu.witness.totals.violations, 0);
+    let mut data = [0; 4];
+    gpu.bar2_read(0x8010, &mut data);
+    assert_eq!(data, [1, 2, 3, 4]);
+}
+
+#[test]
+fn what_is_not_mapped_in_bar1_is_a_violation() {
+    let (mut gpu, _, entry) = gpu();
+    assert_eq!(bar1(&mut gpu, 0x10_0000), !0);
+    assert_eq!(gpu.witness.totals.violations, 1);
+    bar1(&mut gpu, 0x8000);
+    poke(&gpu, entry, 0);
+    gpu.bar1_write(0x8000, &[0; 4]);
+    assert_eq!(gpu.witness.totals.violations, 2);
+    let last = gpu.witness.first_violations.last().unwrap();
+    assert!(last.contains("it was vram 0x804000"), "{last}");
+    set(&mut gpu, r::BAR1_BLOCK, 0);
+    assert_eq!(bar1(&mut gpu, 0x8000), !0);
+    assert_eq!(gpu.witness.totals.violations, 3);
+}
+
+#[test]
+fn a_page_that_moves_without_an_invalidation_is_a_violation() {
+    let (mut gpu, root, entry) = gpu();
+    let invalidate = |gpu: &mut Gpu| {
+        set(gpu, r::INVALIDATE_TABLES, (root.address >> 12 << 4) as u32);
+        set(gpu, r::INVALIDATE_TABLES_HIGH, 0);
+        set(gpu, r::INVALIDATE, 0x8000_0005);
+    };
+    bar1(&mut gpu, 0x8000);
+    poke(&gpu, entry, 0x90_0000 >> 4 | 1);
+    invalidate(&mut gpu);
+    bar1(&mut gpu, 0x8000);
+    assert_eq!(gpu.witness.totals.violations, 0);
+    poke(&gpu, entry, 0x91_0000 >> 4 | 1);
+    bar1(&mut gpu, 0x8000);
+    assert_eq!(gpu.witness.totals.violations, 1);
+    // That of other tables does not help.
+    poke(&gpu, entry, 0x92_0000 >> 4 | 1);
+    set(&mut gpu, r::INVALIDATE_TABLES, 0x10);
+    set(&mut gpu, r::INVALIDATE, 0x8000_0005);
+    bar1(&mut gpu, 0x8000);
+    assert_eq!(gpu.witness.totals.violations, 2);
+}
+
+#[test]
+fn a_doorbell_is_work_and_an_interrupt() {
+    let (mut gpu, ..) = gpu();
+    let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+    let fd: std::os::fd::OwnedFd = theirs.into();
+    gpu.irqs.set(0, Some(fd.into()));
+    set(&mut gpu, r::FIFO_INTR_ENABLE, !0);
+    set(&mut gpu, r::INTR_ALLOW, interrupt::FIFO);
+    let words = [1 << 29 | 5 << 16 | 0x10 >> 2, 0, SEMAPHORE as u32, 42, 2, 0];
+    let bytes: Vec<u8> = words
+        .iter()
+        .flat_map(|word: &u32| word.to_le_bytes())
+        .collect();
+    gpu.memory.write(ram(0x1000).address, &bytes).unwrap();
+    poke(&gpu, ram(0), COMMANDS | 6 << 42);
+    gpu.bar1_write(USERD_AT + 3 * 0x200 + 0x8c, &1u32.to_le_bytes());
+    let mut data = [0; 4];
+    gpu.memory.read(ram(0x2000).address, &mut data).unwrap();
+    assert_eq!(u32::from_le_bytes(data), 42);
+    assert_eq!(bar1(&mut gpu, USERD_AT + 3 * 0x200 + 0x88), 1);
+    assert_eq!(get(&mut gpu, r::INTR), interrupt::FIFO);
+    assert_eq!(get(&mut gpu, r::FIFO_INTR), r::FIFO_NON_STALL);
+    let mut message = [0; 8];
+    (&ours).read_exact(&mut message).unwrap();
+    assert_eq!(gpu.witness.totals.interrupts, 1);
+    set(&mut gpu, r::FIFO_INTR, r::FIFO_NON_STALL);
+    assert_eq!(get(&mut gpu, r::INTR), 0);
+}
+
+#[test]
+fn a_fault_of_a_channel_is_reported() {
+    let (mut gpu, ..) = gpu();
+    poke(&gpu, ram(0), 0x77_0000 | 6 << 42);
+    gpu.bar1_write(USERD_AT + 3 * 0x200 + 0x8c, &1u32.to_le_bytes());
+    assert_eq!(gpu.witness.totals.dead_channels, 1);
+    assert_eq!(get(&mut gpu, r::FIFO_INTR), r::FIFO_MMU_FAULT);
+    let units = get(&mut gpu, r::FAULT_UNITS);
+    let unit = units.trailing_zeros();
+    assert_eq!(get(&mut gpu, r::FAULT_INFO + unit * 0x10 + 4), 0x77_0000);
+    set(&mut gpu, r::FAULT_UNITS, units);
+    assert_eq!(get(&mut gpu, r::FIFO_INTR), 0);
+    // It does not go on.
+    gpu.bar1_write(USERD_AT + 3 * 0x200 + 0x8c, &2u32.to_le_bytes());
+    assert_eq!(gpu.witness.totals.dead_channels, 1);
+}
+
+#[test]
+fn registers_and_windows() {
+    let (mut gpu, ..) = gpu();
+    assert_eq!(get(&mut gpu, r::BOOT_0), r::GP106);
+    assert_eq!(get(&mut gpu, r::PROM) & 0xffff, 0xaa55);
+    assert_eq!(get(&mut gpu, r::PROM_END - 4), !0);
+    set(&mut gpu, r::WINDOW, 0x90_0000 >> 16);
+    set(&mut gpu, r::PRAMIN + 0x10, 0x1234);
+    let mut data = [0; 2];
+    gpu.vram.read(0x90_0010, &mut data).unwrap();
+    assert_eq!(data, [0x34, 0x12]);
+    assert_eq!(get(&mut gpu, r::PRAMIN + 0x10), 0x1234);
+    let time = get(&mut gpu, r::TIME_LOW);
+    std::thread::sleep(std::time::Duration::from_micros(1));
+    assert_ne!(get(&mut gpu, r::TIME_LOW), time);
+    set(&mut gpu, r::TIME_HIGH, 7);
+    assert_eq!(get(&mut gpu, r::TIME_HIGH), 7);
+    assert_eq!(get(&mut gpu, 0x40_0000), 0);
+    assert_eq!(gpu.witness.totals.unknown, 1);
+    // Bytes of a register that keeps what is written.
+    set(&mut gpu, 0x60_13d4, 0x1122_3344);
+    gpu.write(0x60_13d5, &[0x55]);
+    assert_eq!(get(&mut gpu, 0x60_13d4), 0x1122_5544);
+    let mut byte = [0];
+    gpu.read(0x60_13d6, &mut byte);
+    assert_eq!(byte, [0x22]);
+}
+
+proptest! {
+    #[test]
+    fn random_accesses_do_not_end_the_model(
+        accesses in prop::collection::vec(
+            (0..7u8, any::<u32>(), any::<u64>(), 1..9usize), 1..100
+        ),
+    ) {
+        let (mut gpu, ..) = gpu();
+        for (kind, at, value, len) in accesses {
+            let data = &value.to_le_bytes()[..len];
+            let near = u64::from(at % 0x1_0000);
+            match kind {
+                0 => gpu.write(u64::from(at & 0xff_ffff), data),
+                1 => gpu.read(u64::from(at & 0xff_ffff), &mut [0; 8][..len]),
+                2 => gpu.bar1_write(near, data),
+                3 => gpu.bar1_read(near, &mut [0; 8][..len]),
+                4 => gpu.bar2_write(near, data),
+                5 => gpu.config_write(near, data),
+                _ => {
+                    let known = [r::BAR1_BLOCK, r::USERD, r::WINDOW, r::CHANNELS, r::CHANNELS + 4];
+                    set(&mut gpu, known[at as usize % known.len()], value as u32);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! A model of a Pascal GPU, for the real nouveau driver in a virtual machine.
+//!
+//! QEMU's `vfio-user-pci` is its only client. An access's path, in file order:
+//! [`server`] → [`gpu`] (what each BAR is) → [`registers`], [`interrupt`], [`vbios`] →
+//! [`mmu`], [`space`] (where an address leads) → [`host`] (channels), [`channel`] (their
+//! commands), [`copy`] (the copy engine) → [`witness`] (what the judge reads).
+
+pub mod channel;
+pub mod copy;
+pub mod gpu;
+pub mod host;
+pub mod interrupt;
+pub mod mmu;
+pub mod pci;
+pub mod registers;
+pub mod server;
+pub mod space;
+pub mod vbios;
+pub mod witness;
+
+#[cfg(test)]
+mod testing;

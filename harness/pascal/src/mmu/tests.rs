@@ -1,0 +1,169 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{self, Board, ram};
+
+const LIMIT_AT: u64 = (1 << 47) - 1;
+
+fn board() -> (Board, Tables, Place) {
+    let mut board = Board::new();
+    let (instance, root) = board.instance(LIMIT_AT);
+    let tables = Tables::of(board.space(), instance.address).unwrap();
+    assert_eq!(tables.root, root);
+    (board, tables, root)
+}
+
+fn place(board: &Board, tables: &Tables, va: u64) -> Result<Place, Fault> {
+    let page = tables.translate(board.space(), va)?;
+    Ok(page.place.unwrap())
+}
+
+#[test]
+fn pages_of_each_size_lead_where_their_entries_say() {
+    let (mut board, tables, root) = board();
+    board.map(root, 0x1000, 12, Place::vram(0x5000), 0);
+    board.map(root, 0x40_0000, 21, Place::vram(0x80_0000), 0);
+    board.map(root, 0x61_0000, 16, ram(0x2_0000), 0);
+    board.map(root, 0x7fff_ffff_f000, 12, ram(0), 0);
+    let at = |va| place(&board, &tables, va);
+    assert_eq!(at(0x1234), Ok(Place::vram(0x5234)));
+    assert_eq!(at(0x5f_ffff), Ok(Place::vram(0x9f_ffff)));
+    assert_eq!(at(0x61_fedc), Ok(ram(0x2_fedc)));
+    assert_eq!(at(0x7fff_ffff_ffff), Ok(ram(0xfff)));
+    let left = |va| tables.translate(board.space(), va).unwrap().left;
+    assert_eq!((left(0x1001), left(0x61_0000)), (0xfff, 0x1_0000));
+}
+
+#[test]
+fn what_is_not_mapped_is_a_fault() {
+    let (mut board, tables, root) = board();
+    board.map(root, 0x1000, 12, Place::vram(0x5000), testing::READ_ONLY);
+    let read = |va, len| tables.read(board.space(), va, &mut vec![0; len]);
+    assert_eq!(read(0x2000, 1), Err(Fault::NoPage(0x2000)));
+    assert_eq!(read(0x1fff, 2), Err(Fault::NoPage(0x2000)));
+    assert_eq!(read(0x40_0000, 1), Err(Fault::NoTable(0x40_0000)));
+    assert_eq!(read(LIMIT_AT + 1, 1), Err(Fault::Limit(LIMIT_AT + 1)));
+    assert_eq!(read(u64::MAX, 2), Err(Fault::Limit(u64::MAX)));
+    let write = tables.write(board.space(), 0x1000, &[1]);
+    assert_eq!(write, Err(Fault::ReadOnly(0x1000)));
+}
+
+#[test]
+fn an_entry_for_a_large_page_decides_about_the_small_ones() {
+    let (mut board, tables, root) = board();
+    board.map(root, 0x1_0000, 12, Place::vram(0x5000), 0);
+    let large = board.entry(root, 0x1_0000, 16);
+    assert_eq!(place(&board, &tables, 0x1_0000), Ok(Place::vram(0x5000)));
+    board.set(large, testing::PRIVILEGED);
+    assert!(place(&board, &tables, 0x1_0000).is_err());
+    board.set(large, testing::VOLATILE);
+    let mut data = [1; 4];
+    tables.read(board.space(), 0x1_0000, &mut data).unwrap();
+    assert_eq!(data, [0; 4]);
+    tables.write(board.space(), 0x1_0000, &data).unwrap();
+    board.map(root, 0x1_0000, 16, Place::vram(0x3_0000), 0);
+    assert_eq!(place(&board, &tables, 0x1_1000), Ok(Place::vram(0x3_1000)));
+}
+
+#[test]
+fn data_crosses_pages() {
+    let (mut board, tables, root) = board();
+    board.map(root, 0x1000, 12, Place::vram(0x5000), 0);
+    board.map(root, 0x2000, 12, ram(0x3000), 0);
+    tables.write(board.space(), 0x1ffe, &[1, 2, 3, 4]).unwrap();
+    assert_eq!(board.ram_at(0x3000, 2), [3, 4]);
+    let mut data = [0; 4];
+    tables.read(board.space(), 0x1ffe, &mut data).unwrap();
+    assert_eq!(data, [1, 2, 3, 4]);
+}
+
+#[test]
+fn tables_of_the_first_version_are_refused() {
+    let mut board = Board::new();
+    let (instance, root) = board.instance(LIMIT_AT);
+    board.set(instance.after(0x200), root.address);
+    let tables = Tables::of(board.space(), instance.address);
+    assert_eq!(tables, Err(Fault::Version(instance.address)));
+    assert!(Tables::of(board.space(), testing::VRAM).is_err());
+}
+
+#[test]
+fn a_cache_would_have_noticed() {
+    let mut tlb = Tlb::default();
+    assert_eq!(tlb.seen(0x1004, Place::vram(0x5004)), Seen::First);
+    assert_eq!(tlb.seen(0x1ff8, Place::vram(0x5ff8)), Seen::Again);
+    let stale = Seen::Stale(Place::vram(0x5000));
+    assert_eq!(tlb.seen(0x1000, Place::vram(0x6000)), stale);
+    tlb.invalidate();
+    assert_eq!(tlb.seen(0x1000, Place::vram(0x7000)), Seen::First);
+    assert_eq!(tlb.missed(0x1008), Some(Place::vram(0x7000)));
+    assert_eq!(tlb.missed(0x1008), None);
+}
+
+/// A page to map: in one of a few regions, so that pages of different size meet.
+fn page() -> impl Strategy<Value = (u64, u32, Place)> {
+    let region = prop_oneof![Just(0u64), Just(0x2000_0000), Just(0x4000_0000_0000)];
+    let shift = prop_oneof![Just(12u32), Just(16), Just(21)];
+    (region, shift, 0..3u64, 0..40u64, 1..16u64).prop_map(|(region, shift, block, page, to)| {
+        let inside = (page << shift) & 0x1f_ffff;
+        let va = region + (block << 21) + inside;
+        (va, shift, Place::vram(to << 21))
+    })
+}
+
+proptest! {
+    /// Against a map that knows nothing of tables: the largest page that is mapped wins.
+    #[test]
+    fn random_tables_lead_where_a_simple_map_says(
+        pages in prop::collection::vec(page(), 1..24),
+        offsets in prop::collection::vec(0..0x20_0000u64, 4),
+    ) {
+        let (mut board, tables, root) = board();
+        let mut simple: BTreeMap<(u32, u64), Place> = BTreeMap::new();
+        let is_block = |simple: &BTreeMap<(u32, u64), Place>, va: u64| {
+            simple.contains_key(&(21, va >> 21))
+        };
+        for (va, shift, to) in pages {
+            // A driver does not write tables over a page of 2 MiB, nor such a page over them.
+            let is_free = simple.keys().all(|(s, n)| (n << s) >> 21 != va >> 21);
+            if is_block(&simple, va) || (shift == 21 && !is_free) {
+                continue;
+            }
+            board.map(root, va, shift, to, 0);
+            simple.insert((shift, va >> shift), to);
+        }
+        let keys: Vec<_> = simple.keys().copied().collect();
+        for (shift, number) in keys {
+            for offset in &offsets {
+                let va = ((number << shift) & !0x1f_ffff) + offset;
+                let expected = [21, 16, 12].into_iter().find_map(|shift| {
+                    let to = simple.get(&(shift, va >> shift))?;
+                    Some(to.after(va & ((1 << shift) - 1)))
+                });
+                prop_assert_eq!(place(&board, &tables, va).ok(), expected);
+            }
+        }
+    }
+
+    /// Entries that are no entries: a fault or a place, and no end of the model.
+    #[test]
+    fn random_entries_do_not_end_the_model(
+        entries in prop::collection::vec(any::<u64>(), 16),
+        va in any::<u64>(),
+    ) {
+        let (mut board, tables, root) = board();
+        let va = va & LIMIT_AT;
+        let slot = board.entry(root, va, 12);
+        let large = board.entry(root, va, 16);
+        for entry in entries {
+            board.set(slot, entry);
+            let _ = tables.read(board.space(), va, &mut [0; 16]);
+            board.set(large, entry.rotate_left(7));
+            let _ = tables.write(board.space(), va, &[0; 16]);
+            board.set(root.after(((va >> 47) & 3) * 8), entry.rotate_left(13));
+            let _ = tables.read(board.space(), va, &mut [0; 16]);
+        }
+    }
+}

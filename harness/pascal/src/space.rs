@@ -1,0 +1,191 @@
+//! Physical addresses: video memory, and the host's memory as the GPU reaches it by DMA.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use endpoint::memory::Memory;
+use serde::Serialize;
+
+/// Which memory an address is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Aperture {
+    /// Video memory.
+    Vram,
+    /// The host's memory, by bus address.
+    System,
+}
+
+/// A physical address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Place {
+    /// Where.
+    pub aperture: Aperture,
+    /// The address there.
+    pub address: u64,
+}
+
+impl Place {
+    /// In video memory.
+    pub fn vram(address: u64) -> Self {
+        Self {
+            aperture: Aperture::Vram,
+            address,
+        }
+    }
+
+    /// Bytes further on. It wraps around as a counter would; nothing is there.
+    pub fn after(self, bytes: u64) -> Self {
+        Self {
+            address: self.address.wrapping_add(bytes),
+            ..self
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.aperture {
+            Aperture::Vram => "vram",
+            Aperture::System => "system",
+        };
+        write!(f, "{name} {:#x}", self.address)
+    }
+}
+
+/// Why something could not be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A page directory has no entry for this address.
+    NoTable(u64),
+    /// A page table has no valid entry for this address.
+    NoPage(u64),
+    /// Above what the instance block allows.
+    Limit(u64),
+    /// A write to a page that is read-only.
+    ReadOnly(u64),
+    /// The entry names the memory of another GPU.
+    Peer(u64),
+    /// The instance block is not of this GPU's second version of page tables.
+    Version(u64),
+    /// Nothing is at a physical address.
+    Nothing(Place, String),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoTable(va) => write!(f, "no page table for {va:#x}"),
+            Self::NoPage(va) => write!(f, "no page at {va:#x}"),
+            Self::Limit(va) => write!(f, "{va:#x} is above the limit"),
+            Self::ReadOnly(va) => write!(f, "the page at {va:#x} is read-only"),
+            Self::Peer(va) => write!(f, "the page at {va:#x} is in a peer's memory"),
+            Self::Version(inst) => write!(f, "page tables of instance {inst:#x} are of version 1"),
+            Self::Nothing(place, why) => write!(f, "{place}: {why}"),
+        }
+    }
+}
+
+/// Video memory: a sparse file.
+pub struct Vram {
+    file: File,
+    size: u64,
+}
+
+impl Vram {
+    /// In a file of that name, or in one without a name.
+    pub fn new(path: Option<&Path>, size: u64) -> Result<Self> {
+        let file = match path {
+            Some(path) => OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .open(path)
+                .with_context(|| path.display().to_string())?,
+            None => tempfile::tempfile_in("/dev/shm")
+                .or_else(|_| tempfile::tempfile())
+                .context("video memory")?,
+        };
+        file.set_len(size).context("video memory")?;
+        Ok(Self { file, size })
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn check(&self, address: u64, len: usize) -> io::Result<()> {
+        let end = address.checked_add(len as u64);
+        if end.is_some_and(|end| end <= self.size) {
+            Ok(())
+        } else {
+            Err(io::Error::other("beyond the end"))
+        }
+    }
+
+    /// Reads.
+    pub fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
+        self.check(address, data.len())?;
+        self.file.read_exact_at(data, address)
+    }
+
+    /// Writes.
+    pub fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
+        self.check(address, data.len())?;
+        self.file.write_all_at(data, address)
+    }
+}
+
+/// All that has a physical address.
+#[derive(Clone, Copy)]
+pub struct Space<'a> {
+    /// Video memory.
+    pub vram: &'a Vram,
+    /// The host's.
+    pub memory: &'a Memory,
+}
+
+impl Space<'_> {
+    /// Reads.
+    pub fn read(&self, place: Place, data: &mut [u8]) -> Result<(), Fault> {
+        let done = match place.aperture {
+            Aperture::Vram => {
+                let read = self.vram.read(place.address, data);
+                read.map_err(|error| error.to_string())
+            }
+            Aperture::System => {
+                let read = self.memory.read(place.address, data);
+                read.map(drop).map_err(|refused| format!("{refused:?}"))
+            }
+        };
+        done.map_err(|why| Fault::Nothing(place, why))
+    }
+
+    /// Writes.
+    pub fn write(&self, place: Place, data: &[u8]) -> Result<(), Fault> {
+        let done = match place.aperture {
+            Aperture::Vram => {
+                let written = self.vram.write(place.address, data);
+                written.map_err(|error| error.to_string())
+            }
+            Aperture::System => {
+                let written = self.memory.write(place.address, data);
+                written.map(drop).map_err(|refused| format!("{refused:?}"))
+            }
+        };
+        done.map_err(|why| Fault::Nothing(place, why))
+    }
+
+    /// Reads a number of eight bytes.
+    pub fn read_u64(&self, place: Place) -> Result<u64, Fault> {
+        let mut data = [0; 8];
+        self.read(place, &mut data)?;
+        Ok(u64::from_le_bytes(data))
+    }
+}

@@ -1,0 +1,229 @@
+//! The witness: writes down what the device did, in the order in which it did it, for a
+//! judge to read: a line of JSON each.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::space::Place;
+
+/// What happened.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event<'a> {
+    /// A register, or a method, that the model does not know: told once.
+    Unknown {
+        /// `register` or `method`.
+        kind: &'a str,
+        /// `read` or `write`.
+        dir: &'a str,
+        /// Its address.
+        at: u32,
+        /// What was written.
+        value: u32,
+    },
+    /// A channel began or ended.
+    Channel {
+        /// Its number.
+        chid: u32,
+        /// What became of it.
+        what: &'a str,
+    },
+    /// The copy engine moved data.
+    Copy {
+        /// The channel.
+        chid: u32,
+        /// From, a virtual address if it has no place.
+        from: Place,
+        /// To.
+        to: Place,
+        /// Bytes.
+        len: u64,
+    },
+    /// The copy engine filled memory.
+    Fill {
+        /// The channel.
+        chid: u32,
+        /// What memory.
+        to: Place,
+        /// Bytes.
+        len: u64,
+    },
+    /// A page of BAR1 was used for the first time since the last invalidation.
+    Bar1 {
+        /// Offset in the BAR.
+        at: u64,
+        /// What is there.
+        place: Place,
+        /// Whether it was written.
+        write: bool,
+    },
+    /// The driver has invalidated translations.
+    Invalidate {
+        /// As the driver has written it: the address of a directory.
+        tables: u64,
+        /// What is invalidated.
+        what: u32,
+    },
+    /// A rule was broken.
+    Violation {
+        /// Which, where.
+        what: &'a str,
+    },
+    /// The last line.
+    End {
+        /// What was counted.
+        #[serde(flatten)]
+        totals: &'a Totals,
+    },
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    n: u64,
+    us: u128,
+    #[serde(flatten)]
+    event: &'a Event<'a>,
+}
+
+/// What was counted.
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct Totals {
+    /// Reads and writes of registers.
+    pub registers: u64,
+    /// Of these, of registers that the model does not know.
+    pub unknown: u64,
+    /// Reads and writes of BAR1, but for the doorbells.
+    pub bar1_accesses: u64,
+    /// Bytes of these.
+    pub bar1_bytes: u64,
+    /// Reads and writes of BAR2.
+    pub bar2_accesses: u64,
+    /// Times that a driver said that there is work.
+    pub doorbells: u64,
+    /// Methods of channels.
+    pub methods: u64,
+    /// Bytes that the copy engine moved from the host's memory to video memory.
+    pub to_vram: u64,
+    /// And back.
+    pub from_vram: u64,
+    /// Bytes that it filled.
+    pub filled: u64,
+    /// Invalidations of translations.
+    pub invalidations: u64,
+    /// Interrupts.
+    pub interrupts: u64,
+    /// Channels that ended by an error.
+    pub dead_channels: u64,
+    /// Rules that were broken.
+    pub violations: u64,
+}
+
+/// Writes the log.
+pub struct Witness {
+    out: Option<BufWriter<File>>,
+    begin: Instant,
+    n: u64,
+    /// Tell of violations and of what is unknown on standard error.
+    verbose: bool,
+    unknown: HashMap<(&'static str, &'static str, u32), u64>,
+    /// What was counted.
+    pub totals: Totals,
+    /// What was broken first, for people.
+    pub first_violations: Vec<String>,
+}
+
+/// More are counted and not told.
+const TOLD: usize = 10;
+
+impl Witness {
+    /// Without a file it only counts.
+    pub fn new(log: Option<&Path>, verbose: bool) -> Result<Self> {
+        let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
+        Ok(Self {
+            out: log.map(open).transpose()?.map(BufWriter::new),
+            begin: Instant::now(),
+            n: 0,
+            verbose,
+            unknown: HashMap::new(),
+            totals: Totals::default(),
+            first_violations: Vec::new(),
+        })
+    }
+
+    /// Writes a line.
+    pub fn event(&mut self, event: &Event<'_>) {
+        self.n += 1;
+        if let Some(out) = &mut self.out {
+            let us = self.begin.elapsed().as_micros();
+            let line = Line {
+                n: self.n,
+                us,
+                event,
+            };
+            // A full disk must not end the device; the judge misses the end line.
+            if serde_json::to_writer(&mut *out, &line).is_err() || out.write_all(b"\n").is_err() {
+                self.out = None;
+            }
+        }
+    }
+
+    /// Something that the model does not know; told the first time.
+    pub fn unknown(&mut self, kind: &'static str, dir: &'static str, at: u32, value: u32) {
+        self.totals.unknown += 1;
+        let times = self.unknown.entry((kind, dir, at)).or_default();
+        *times += 1;
+        if *times > 1 {
+            return;
+        }
+        if self.verbose {
+            eprintln!("pascal: unknown {kind} {at:#x}: {dir} {value:#x}");
+        }
+        self.event(&Event::Unknown {
+            kind,
+            dir,
+            at,
+            value,
+        });
+    }
+
+    /// A channel began or ended.
+    pub fn channel(&mut self, chid: u32, what: &str) {
+        if self.verbose {
+            eprintln!("pascal: channel {chid}: {what}");
+        }
+        self.event(&Event::Channel { chid, what });
+    }
+
+    /// A rule was broken.
+    pub fn violation(&mut self, what: &str) {
+        self.totals.violations += 1;
+        if self.first_violations.len() < TOLD {
+            if self.verbose {
+                eprintln!("pascal: violation: {what}");
+            }
+            self.first_violations.push(what.to_owned());
+        }
+        self.event(&Event::Violation { what });
+    }
+
+    /// Lets the reader see all of it.
+    pub fn flush(&mut self) {
+        if let Some(out) = &mut self.out {
+            // As in `event`.
+            let _ = out.flush();
+        }
+    }
+
+    /// Writes the last line.
+    pub fn end(&mut self) {
+        let totals = self.totals.clone();
+        self.event(&Event::End { totals: &totals });
+        self.flush();
+    }
+}
