@@ -5,10 +5,13 @@
 //! [`Judge`] answers, [`serve`] carries lines. The judge sees no guest memory
 //! and trusts nothing that the guest says of it: only the file counts.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
+use rustix::fs::SeekFrom;
 use serde::Deserialize;
 
 pub mod pattern;
@@ -42,6 +45,24 @@ pub enum Request {
         #[serde(default)]
         freed: Vec<u64>,
     },
+    /// VRAM holds each of these, in a page of its own: for a GPU whose driver does not
+    /// tell where a page is.
+    Somewhere {
+        /// Whose VRAM.
+        gpu: usize,
+        /// Contents.
+        pages: Vec<Content>,
+    },
+}
+
+/// What some page of VRAM should hold.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Content {
+    /// Seed of the pattern.
+    pub seed: u64,
+    /// Page of the pattern.
+    pub index: u64,
 }
 
 /// A page of VRAM and what it should hold.
@@ -101,14 +122,18 @@ impl Judge {
                     .ok_or("there is no snapshot to compare with")?;
                 check(before, &vram, pages, freed)
             }
+            Request::Somewhere { gpu, pages } => somewhere(self.path(*gpu)?, pages),
         }
     }
 
+    fn path(&self, gpu: usize) -> Result<&Path, Reason> {
+        let path = self.vram.get(gpu);
+        path.map(PathBuf::as_path)
+            .ok_or_else(|| format!("there is no GPU {gpu}"))
+    }
+
     fn read(&self, gpu: usize) -> Result<Vec<u8>, Reason> {
-        let path = self
-            .vram
-            .get(gpu)
-            .ok_or_else(|| format!("there is no GPU {gpu}"))?;
+        let path = self.path(gpu)?;
         let mut bytes = Vec::new();
         File::open(path)
             .and_then(|mut file| file.read_to_end(&mut bytes))
@@ -132,6 +157,54 @@ fn holds(vram: &[u8], page: &Page) -> Result<(), Reason> {
     same(page.off, &expected, seen, || {
         format!("page {} of seed {:#x}", page.index, page.seed)
     })
+}
+
+/// Reads only what was ever written: VRAM is large, and most of its file is a hole.
+fn somewhere(vram: &Path, pages: &[Content]) -> Result<(), Reason> {
+    let mut wanted = HashMap::<Vec<u8>, Vec<&Content>>::new();
+    for page in pages {
+        let bytes = pattern::page(page.seed, page.index).to_vec();
+        wanted.entry(bytes).or_default().push(page);
+    }
+    let mut search = || -> io::Result<()> {
+        let file = File::open(vram)?;
+        let mut page = vec![0; PAGE];
+        let mut off = 0;
+        while let Some(begin) = extent(&file, SeekFrom::Data(off))? {
+            let end = extent(&file, SeekFrom::Hole(begin))?.unwrap_or(begin);
+            off = begin / PAGE as u64 * PAGE as u64;
+            while off < end {
+                if file.read_exact_at(&mut page, off).is_ok()
+                    && let Some(left) = wanted.get_mut(&page)
+                {
+                    left.pop();
+                }
+                off += PAGE as u64;
+            }
+        }
+        Ok(())
+    };
+    search().map_err(|error| format!("{}: {error}", vram.display()))?;
+    let missing = Vec::from_iter(wanted.values().flatten());
+    match missing.first() {
+        None => Ok(()),
+        Some(first) => Err(format!(
+            "VRAM holds {} of {} pages; page {} of seed {:#x} is nowhere",
+            pages.len() - missing.len(),
+            pages.len(),
+            first.index,
+            first.seed
+        )),
+    }
+}
+
+/// Where the next data or hole of a file begins; nothing if there is none.
+fn extent(file: &File, from: SeekFrom) -> io::Result<Option<u64>> {
+    match rustix::fs::seek(file, from) {
+        Ok(at) => Ok(Some(at)),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn same(off: u64, expected: &[u8], seen: &[u8], what: impl Fn() -> String) -> Result<(), Reason> {

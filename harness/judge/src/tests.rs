@@ -147,3 +147,36 @@ fn lines_are_answered_in_order() {
     assert!(answers[1].starts_with("fail not a question"));
     assert_eq!(answers[2], "ok");
 }
+
+#[test]
+fn contents_that_are_somewhere() {
+    let mut vram = Vram::new();
+    let mut judge = vram.judge();
+    let ask = |pages: &str| format!(r#"{{"op":"somewhere","gpu":0,"pages":[{pages}]}}"#);
+    let (five, six) = (r#"{"seed":9,"index":5}"#, r#"{"seed":9,"index":6}"#);
+    assert_eq!(judge.answer(&ask("")), "ok");
+    let told = judge.answer(&ask(five));
+    assert!(told.contains("0 of 1 pages; page 5 of seed 0x9"), "{told}");
+    vram.put(7, &pattern::page(9, 5));
+    assert_eq!(judge.answer(&ask(five)), "ok");
+    assert!(
+        judge
+            .answer(&ask(&format!("{five},{six}")))
+            .contains("1 of 2")
+    );
+    // Each has a page of its own.
+    assert!(
+        judge
+            .answer(&ask(&format!("{five},{five}")))
+            .contains("1 of 2")
+    );
+    vram.put(0, &pattern::page(9, 5));
+    vram.put(1, &pattern::page(9, 6));
+    assert_eq!(judge.answer(&ask(&format!("{five},{six},{five}"))), "ok");
+    // What comes after a hole.
+    let file = fs::File::options().write(true).open(vram.path()).unwrap();
+    file.set_len(0).unwrap();
+    file.write_all_at(&pattern::page(3, 4), 1 << 30).unwrap();
+    assert_eq!(judge.answer(&ask(r#"{"seed":3,"index":4}"#)), "ok");
+    assert!(judge.answer(&ask(five)).contains("0 of 1"));
+}

@@ -18,7 +18,7 @@ use crate::outcome::Verdict;
 use crate::paths::Paths;
 use crate::plan::Only;
 use crate::proc::quote;
-use crate::topology::{Kind, Machine, Topologies};
+use crate::topology::{Kind, Machine, Models, Topologies};
 use crate::ui::Ui;
 use crate::vm::{Boot, Booter};
 
@@ -149,7 +149,7 @@ impl Bench<'_> {
                 kernel: &kernel,
                 topology,
                 kind: Kind::Counting,
-                connectx: &[],
+                models: Models::default(),
                 append: &[],
                 icount: Some(&self.settings.icount),
                 coverage: false,

@@ -27,7 +27,7 @@ use crate::logscan;
 use crate::paths::{Paths, digest};
 use crate::plan::Only;
 use crate::proc::{self, interrupted, shown, tail};
-use crate::topology::{Kind, Topologies};
+use crate::topology::{Kind, Models, Topologies};
 use crate::vm::{Boot, Booter, indent};
 
 /// Beginnings of what no kernel is made of, other than sources and options.
@@ -472,7 +472,7 @@ impl Stepper<'_> {
                 },
                 topology: self.bisect.topologies.get(topology)?,
                 kind: Kind::Counting,
-                connectx: &[],
+                models: Models::default(),
                 append: &[],
                 icount: None,
                 coverage: false,

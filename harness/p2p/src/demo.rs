@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::kernel::Built;
 use crate::proc::quote;
 use crate::report::Outcome;
-use crate::topology::{Kind, Scenario, Topology, connectx};
+use crate::topology::{Kind, Models, Scenario, Topology, connectx};
 use crate::vm::{Boot, Booter, Ran};
 use crate::witness::{self, Conversation};
 
@@ -48,8 +48,8 @@ pub struct Played {
 pub struct Row {
     /// The topology.
     pub topology: String,
-    /// `edu` or `mlx5`
-    pub nic: &'static str,
+    /// The GPU's driver and the NIC.
+    pub devices: &'static str,
     /// The scenario.
     pub scenario: String,
     /// What came of it; nothing if the machine ended before.
@@ -80,10 +80,10 @@ pub struct Demo<'a> {
     pub topology: &'a Topology,
     /// The kind of machine, and so the NIC.
     pub kind: Kind,
-    /// Added to the arguments of the model that is the NIC of a parallel machine.
-    pub connectx: &'a [String],
-    /// Modules.
-    pub load: &'a [String],
+    /// The models of a parallel machine.
+    pub models: Models<'a>,
+    /// Lines of shell that load modules.
+    pub prepare: String,
     /// The program that plays with this NIC.
     pub program: PathBuf,
     /// When it counts as hung.
@@ -100,11 +100,11 @@ impl Demo<'_> {
                 kernel: &self.kernel,
                 topology: self.topology,
                 kind: self.kind,
-                connectx: self.connectx,
+                models: self.models,
                 append: &[],
                 icount: None,
                 coverage: false,
-                job: self.script(booter),
+                job: self.script(),
                 limit: self.limit,
             },
             &step,
@@ -120,9 +120,9 @@ impl Demo<'_> {
         Ok((rows, ran))
     }
 
-    fn script(&self, booter: &Booter<'_>) -> String {
+    fn script(&self) -> String {
         let program = quote(&self.program.to_string_lossy());
-        let mut job = booter.load(self.load, self.topology);
+        let mut job = self.prepare.clone();
         job.push_str("find_judge\n");
         for (number, scenario) in self.topology.scenarios.iter().enumerate() {
             let file = file(number, scenario);
@@ -158,9 +158,10 @@ impl Demo<'_> {
         }
         Row {
             topology: self.topology.name.clone(),
-            nic: match self.kind {
-                Kind::Counting => "edu",
-                Kind::Parallel => "mlx5",
+            devices: match (self.kind, self.models.pascal) {
+                (Kind::Counting, _) => "p2ptest + edu",
+                (Kind::Parallel, None) => "p2ptest + mlx5",
+                (Kind::Parallel, Some(_)) => "nouveau + mlx5",
             },
             scenario: scenario.name.clone(),
             played,
@@ -255,7 +256,7 @@ pub fn table(rows: &[Row]) -> String {
     table.load_preset(presets::ASCII_MARKDOWN);
     table.set_header([
         "topology",
-        "NIC",
+        "GPU + NIC",
         "scenario",
         "map type",
         "peer",
@@ -267,12 +268,12 @@ pub fn table(rows: &[Row]) -> String {
     ]);
     for row in rows {
         let Some(played) = &row.played else {
-            table.add_row([&row.topology, row.nic, &row.scenario, "no result"]);
+            table.add_row([&row.topology, row.devices, &row.scenario, "no result"]);
             continue;
         };
         table.add_row([
             row.topology.clone(),
-            row.nic.to_owned(),
+            row.devices.to_owned(),
             row.scenario.clone(),
             map_type(played),
             played.peer_pages.to_string(),

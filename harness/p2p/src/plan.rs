@@ -21,7 +21,7 @@ use crate::proc::{quote, tail};
 use crate::report::Outcome;
 use crate::setup::rdma_core;
 use crate::shell;
-use crate::topology::{Kind, Machine, Topologies, Topology};
+use crate::topology::{Kind, Machine, Models, Topologies, Topology};
 use crate::vm::{Boot, Booter, End, Ran};
 
 mod claims;
@@ -50,6 +50,11 @@ pub struct Spec {
     /// Added to the arguments of the model that is the NIC of a parallel machine.
     #[serde(default)]
     pub connectx: Vec<String>,
+    /// The GPUs are models of a Pascal, with these arguments.
+    pub pascal: Option<Vec<String>>,
+    /// The NICs of a parallel machine are edu.
+    #[serde(default)]
+    pub edu: bool,
     /// The program, as in `programs`, that plays the topology's scenarios.
     pub scenarios: Option<String>,
     /// Modules that are loaded first.
@@ -156,10 +161,20 @@ impl Spec {
             Kind::Parallel if self.icount.is_some() => {
                 bail!("job {name}: icount is of counting machines only")
             }
-            Kind::Counting if !self.connectx.is_empty() => {
-                bail!("job {name}: connectx is of parallel machines only")
+            Kind::Counting if !self.connectx.is_empty() || self.pascal.is_some() || self.edu => {
+                bail!("job {name}: connectx, pascal and edu are of parallel machines only")
             }
             _ => Ok(()),
+        }
+    }
+}
+
+impl Spec {
+    fn models(&self) -> Models<'_> {
+        Models {
+            connectx: &self.connectx,
+            pascal: self.pascal.as_deref(),
+            edu: self.edu,
         }
     }
 }
@@ -202,8 +217,13 @@ impl<'a> Job<'a> {
         self.spec.machine == Kind::Parallel
     }
 
+    /// Whether it plays its topology's scenarios.
+    pub fn is_demo(&self) -> bool {
+        self.spec.scenarios.is_some()
+    }
+
     /// What plays its topology's scenarios, if it is that which it does.
-    pub fn demo(&self, paths: &Paths) -> Option<Demo<'_>> {
+    pub fn demo(&self, booter: &Booter<'_>, paths: &Paths) -> Option<Demo<'_>> {
         let (folder, program) = split(self.spec.scenarios.as_deref()?);
         let kernel = Built::at(paths, &self.kernel);
         Some(Demo {
@@ -212,8 +232,8 @@ impl<'a> Job<'a> {
             kernel,
             topology: self.topology,
             kind: self.spec.machine,
-            connectx: &self.spec.connectx,
-            load: &self.spec.load,
+            models: self.spec.models(),
+            prepare: self.prepare(booter, paths),
             limit: Duration::from_secs(self.spec.limit),
         })
     }
@@ -225,11 +245,11 @@ impl<'a> Job<'a> {
             kernel: &Built::at(paths, &self.kernel),
             topology: self.topology,
             kind: self.spec.machine,
-            connectx: &self.spec.connectx,
+            models: self.spec.models(),
             append: &self.append(booter.machine),
             icount: self.spec.icount.as_deref(),
             coverage: false,
-            job: booter.load(&self.spec.load, self.topology),
+            job: self.prepare(booter, paths),
             limit: Duration::MAX,
         };
         shell::run(booter, &boot)
@@ -245,7 +265,7 @@ impl<'a> Job<'a> {
         }
         let limit = Duration::from_secs(self.spec.limit);
         let mut outcomes = Vec::new();
-        let ran = if let Some(demo) = self.demo(paths) {
+        let ran = if let Some(demo) = self.demo(booter, paths) {
             let (rows, ran) = demo.play(booter)?;
             outcomes.extend(rows.iter().map(|row| row.outcome(&self.name)));
             ran
@@ -302,6 +322,18 @@ impl<'a> Job<'a> {
         append
     }
 
+    /// Loads modules and runs the scripts that come first, as lines of shell.
+    fn prepare(&self, booter: &Booter<'_>, paths: &Paths) -> String {
+        let mut job = booter.load(&self.spec.load, self.topology);
+        let guest = paths.root.join("harness/guest");
+        job.push_str(&format!("guest={}\n", quote(&guest.to_string_lossy())));
+        for script in &self.spec.prepare {
+            let file = guest_script(&paths.root, script);
+            job.push_str(&format!(". {}\n", quote(&file.to_string_lossy())));
+        }
+        job
+    }
+
     fn boot(
         &self,
         booter: &Booter<'_>,
@@ -315,13 +347,7 @@ impl<'a> Job<'a> {
             Some(name) => Built::at(paths, name),
             None => kernel.clone(),
         };
-        let mut job = booter.load(&self.spec.load, self.topology);
-        let guest = paths.root.join("harness/guest");
-        job.push_str(&format!("guest={}\n", quote(&guest.to_string_lossy())));
-        for script in &self.spec.prepare {
-            let file = guest_script(&paths.root, script);
-            job.push_str(&format!(". {}\n", quote(&file.to_string_lossy())));
-        }
+        let mut job = self.prepare(booter, paths);
         for program in &self.spec.programs {
             let (path, arguments) = words(program);
             let (folder, name) = split(path);
@@ -355,7 +381,7 @@ impl<'a> Job<'a> {
                 kernel,
                 topology: self.topology,
                 kind: self.spec.machine,
-                connectx: &self.spec.connectx,
+                models: self.spec.models(),
                 append: &append,
                 icount: self.spec.icount.as_deref(),
                 coverage: self.spec.coverage,

@@ -114,6 +114,24 @@ pub enum Kind {
     Parallel,
 }
 
+/// The devices of a parallel machine that are models, processes of their own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Models<'a> {
+    /// Added to the arguments of the model of a ConnectX.
+    pub connectx: &'a [String],
+    /// The GPUs are models of a Pascal, with these arguments, and not the test GPU.
+    pub pascal: Option<&'a [String]>,
+    /// The NICs are edu even so, which is part of QEMU.
+    pub edu: bool,
+}
+
+impl Models<'_> {
+    /// Whether the NICs of such a machine are models.
+    pub fn has_connectx(&self, kind: Kind) -> bool {
+        kind == Kind::Parallel && !self.edu
+    }
+}
+
 /// The table `counting` of qemu/machine.toml.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -165,7 +183,13 @@ impl Machine {
 
     /// QEMU's arguments for a kind of machine in a topology; `icount`, if not this
     /// machine's. Files are named relative to QEMU's directory.
-    pub fn qemu(&self, kind: Kind, icount: Option<&str>, topology: &Topology) -> Vec<String> {
+    pub fn qemu(
+        &self,
+        kind: Kind,
+        models: &Models<'_>,
+        icount: Option<&str>,
+        topology: &Topology,
+    ) -> Vec<String> {
         let mut args = Vec::new();
         let mut add = |option: &str, value: String| {
             args.extend([option.to_owned(), value]);
@@ -191,7 +215,7 @@ impl Machine {
         for global in &self.globals {
             add("-global", global.clone());
         }
-        args.extend(topology.qemu(kind));
+        args.extend(topology.qemu(kind, models));
         args
     }
 }
@@ -289,7 +313,7 @@ impl Topology {
     }
 
     /// CPU and devices, as QEMU's arguments.
-    fn qemu(&self, kind: Kind) -> Vec<String> {
+    fn qemu(&self, kind: Kind, models: &Models<'_>) -> Vec<String> {
         let mut args: Vec<String> = Vec::new();
         let mut add = |option: &str, value: String| {
             args.push(option.to_owned());
@@ -307,6 +331,10 @@ impl Topology {
             add("-device", format!("{device}{more}"));
         }
         for (n, gpu) in self.gpus.iter().enumerate() {
+            if models.pascal.is_some() {
+                add("-device", vfio_user(&gpu.bus, &pascal(n)));
+                continue;
+            }
             let size = &gpu.vram;
             let file = vram(n);
             add(
@@ -319,21 +347,27 @@ impl Topology {
             );
         }
         for (n, nic) in self.nics.iter().enumerate() {
-            let device = match kind {
+            let device = if models.has_connectx(kind) {
+                vfio_user(&nic.bus, &connectx(n))
+            } else {
                 // All of an address reaches the bus; the driver sets its own mask.
-                Kind::Counting => format!("edu,bus={},dma_mask=0xffffffffffffffff", nic.bus),
-                // Only JSON can say what is inside of a property.
-                Kind::Parallel => json!({
-                    "driver": "vfio-user-pci",
-                    "bus": nic.bus,
-                    "socket": { "type": "unix", "path": format!("{}.sock", connectx(n)) },
-                })
-                .to_string(),
+                format!("edu,bus={},dma_mask=0xffffffffffffffff", nic.bus)
             };
             add("-device", device);
         }
         args
     }
+}
+
+/// A device that is a model, on this bus.
+fn vfio_user(bus: &str, model: &str) -> String {
+    // Only JSON can say what is inside of a property.
+    json!({
+        "driver": "vfio-user-pci",
+        "bus": bus,
+        "socket": { "type": "unix", "path": format!("{model}.sock") },
+    })
+    .to_string()
 }
 
 /// The file that is the VRAM of GPU `n`.
@@ -344,6 +378,11 @@ pub fn vram(n: usize) -> String {
 /// Names the files of the model that is NIC `n` of a parallel machine.
 pub fn connectx(n: usize) -> String {
     format!("connectx{n}")
+}
+
+/// Names the files of the model that is GPU `n` of a parallel machine.
+pub fn pascal(n: usize) -> String {
+    format!("pascal{n}")
 }
 
 #[cfg(test)]
@@ -360,7 +399,9 @@ mod tests {
         for topology in topologies.all() {
             kernels.get(&topology.kernel).unwrap();
             for kind in [Kind::Counting, Kind::Parallel] {
-                let args = topologies.machine.qemu(kind, None, topology);
+                let args = topologies
+                    .machine
+                    .qemu(kind, &Models::default(), None, topology);
                 assert!(args.iter().all(|arg| !arg.contains(' ')), "{args:?}");
             }
             assert!(!topology.scenarios.is_empty());
@@ -374,7 +415,11 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let topologies = Topologies::read(&root).unwrap();
         let iommu = topologies.get("iommu").unwrap();
-        let said = |kind| format!("{} ", topologies.machine.qemu(kind, None, iommu).join(" "));
+        let with = |kind, models: &Models<'_>| {
+            let args = topologies.machine.qemu(kind, models, None, iommu);
+            format!("{} ", args.join(" "))
+        };
+        let said = |kind| with(kind, &Models::default());
         let counting = said(Kind::Counting);
         assert!(counting.contains("-icount ") && !counting.contains("vfio-user"));
         assert!(counting.contains("-device intel-iommu,intremap=off -device"));
@@ -388,9 +433,18 @@ mod tests {
         let nic: serde_json::Value = serde_json::from_str(&format!("{{{nic}")).unwrap();
         assert_eq!(nic["bus"], "rp1");
         assert_eq!(nic["socket"]["path"], "connectx0.sock");
+        let models = Models {
+            pascal: Some(&[]),
+            edu: true,
+            ..Models::default()
+        };
+        let pascal = with(Kind::Parallel, &models);
+        assert!(pascal.contains("pascal0.sock") && pascal.contains("-device edu,bus=rp1"));
+        assert!(!pascal.contains("ivshmem") && !pascal.contains("connectx"));
+        let models = Models::default();
         let other = topologies
             .machine
-            .qemu(Kind::Counting, Some("shift=0"), iommu);
+            .qemu(Kind::Counting, &models, Some("shift=0"), iommu);
         assert_eq!(other[..2], ["-icount", "shift=0"]);
     }
 

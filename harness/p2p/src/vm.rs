@@ -19,14 +19,14 @@ use crate::kernel::Built;
 use crate::paths::Paths;
 use crate::proc::{quote, shown, stream, tail};
 use crate::setup::{self, Tools, search_path};
-use crate::topology::{Kind, Machine, Topology, vram};
+use crate::topology::{Kind, Machine, Models, Topology, vram};
 use crate::ui::{Step, Ui};
 
-pub mod connectx;
+pub mod model;
 mod processor;
 mod qemu;
 
-use connectx::ConnectX;
+use model::{Device, Model, Setting};
 use processor::{PROCESSORS, Processor};
 
 /// Boots virtual machines.
@@ -53,8 +53,8 @@ pub struct Boot<'a> {
     pub topology: &'a Topology,
     /// The kind of machine.
     pub kind: Kind,
-    /// Added to the arguments of the model that is the NIC of a parallel machine.
-    pub connectx: &'a [String],
+    /// The models of a parallel machine.
+    pub models: Models<'a>,
     /// Added to the kernel's command line.
     pub append: &'a [String],
     /// QEMU's `-icount`, if not the machine's.
@@ -92,7 +92,7 @@ pub struct Ran {
     pub console: String,
     /// How long it took.
     pub time: Duration,
-    /// What the NICs of a parallel machine complain of; nothing in the inner one if that
+    /// What the models of a parallel machine complain of; nothing in the inner one if that
     /// is nothing.
     pub witness: Option<Option<String>>,
 }
@@ -164,7 +164,7 @@ impl Booter<'_> {
             Kind::Parallel => PROCESSORS.none(),
         };
         let command = self.command(boot, &dir, Some((boot.limit, &processor)))?;
-        let nics = self.connectx(boot, &dir, Some(boot.limit))?;
+        let models = self.models(boot, &dir, Some(boot.limit))?;
         let judge = Bench::open(&dir, boot.topology.gpus.len())?;
         if self.ui.verbose {
             self.ui.say(format!("+ {}", shown(&command)));
@@ -185,7 +185,7 @@ impl Booter<'_> {
         let time = start.elapsed();
         let witness = match boot.kind {
             Kind::Counting => None,
-            Kind::Parallel => Some(connectx::end(nics)?),
+            Kind::Parallel => Some(model::end(models)?),
         };
         let console = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let job = fs::read_to_string(dir.join("out/status")).ok();
@@ -208,27 +208,33 @@ impl Booter<'_> {
         })
     }
 
-    /// The models that are the NICs of a parallel machine, listening.
-    fn connectx(
-        &self,
-        boot: &Boot<'_>,
-        dir: &Path,
-        limit: Option<Duration>,
-    ) -> Result<Vec<ConnectX>> {
-        let nics = match boot.kind {
-            Kind::Counting => 0,
-            Kind::Parallel => boot.topology.nics.len(),
+    /// The models of a parallel machine, listening.
+    fn models(&self, boot: &Boot<'_>, dir: &Path, limit: Option<Duration>) -> Result<Vec<Model>> {
+        let setting = Setting {
+            paths: self.paths,
+            dir,
+            gpus: boot.topology.gpus.len(),
+            models: boot.models,
+            limit,
         };
-        let gpus = boot.topology.gpus.len();
-        let start = |number| ConnectX::start(self.paths, dir, number, gpus, boot.connectx, limit);
-        (0..nics).map(start).collect()
+        let mut devices = Vec::new();
+        if boot.models.pascal.is_some() {
+            devices.extend((0..setting.gpus).map(|number| (Device::Pascal, number)));
+        }
+        if boot.models.has_connectx(boot.kind) {
+            let nics = 0..boot.topology.nics.len();
+            devices.extend(nics.map(|number| (Device::ConnectX, number)));
+        }
+        let start = |(device, number)| Model::start(&setting, device, number);
+        devices.into_iter().map(start).collect()
     }
 
     /// Boots with a shell on our terminal, after the job, which may only load modules.
     pub fn shell(&self, boot: &Boot<'_>) -> Result<()> {
         let dir = self.prepare(boot)?;
         let text = format!(
-            "#!/bin/bash\n{}load() {{ insmod \"$P2PTEST_MODDIR/$1.ko\" \"${{@:2}}\"; }}\n{}exec bash\n",
+            "#!/bin/bash\n{}load() {{ insmod \"$P2PTEST_MODDIR/$1.ko\" \"${{@:2}}\"; }}\n\
+             finish() {{ exec bash; }}\n{}exec bash\n",
             environment(boot),
             boot.job
         );
@@ -236,12 +242,12 @@ impl Booter<'_> {
         fs::write(&shell, text)?;
         fs::set_permissions(&shell, PermissionsExt::from_mode(0o755))?;
         let mut command = self.command(boot, &dir, None)?;
-        let nics = self.connectx(boot, &dir, None)?;
+        let models = self.models(boot, &dir, None)?;
         let judge = Bench::open(&dir, boot.topology.gpus.len())?;
         self.ui.say(format!("+ {}", shown(&command)));
         crate::proc::interactive(&mut command)?;
         judge.close(&dir);
-        if let Some(trouble) = connectx::end(nics)? {
+        if let Some(trouble) = model::end(models)? {
             self.ui.say(trouble);
         }
         Ok(())
@@ -319,7 +325,9 @@ impl Booter<'_> {
         for arg in append.into_iter().flatten() {
             command.arg("--append").arg(arg);
         }
-        let mut qemu = self.machine.qemu(boot.kind, boot.icount, boot.topology);
+        let mut qemu = self
+            .machine
+            .qemu(boot.kind, &boot.models, boot.icount, boot.topology);
         if boot.coverage {
             qemu.extend(coverage::options(coverage::LOG));
         }

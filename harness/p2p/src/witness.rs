@@ -22,6 +22,8 @@ enum Event {
     End {
         ram_bytes: u64,
         peer_bytes: u64,
+        #[serde(default)]
+        bus_bytes: u64,
     },
     #[serde(other)]
     Other,
@@ -64,7 +66,8 @@ pub fn conversations(log: &str) -> Result<Vec<Conversation>> {
             Event::End {
                 ram_bytes,
                 peer_bytes,
-            } => end = Some((ram_bytes, peer_bytes)),
+                bus_bytes,
+            } => end = Some((ram_bytes, peer_bytes + bus_bytes)),
             Event::Command { .. } | Event::Other => {}
         }
     }
@@ -90,8 +93,9 @@ fn is_ram(place: &str) -> bool {
     place == "ram"
 }
 
+/// `bus` is what QEMU reached for the NIC: the BAR of a GPU that is a model.
 fn is_vram(place: &str) -> bool {
-    place.starts_with("vram")
+    place.starts_with("vram") || place == "bus"
 }
 
 impl Conversation {
@@ -144,6 +148,16 @@ mod tests {
         assert_eq!(bytes("ram"), 4224);
         assert_eq!(all[0].bytes(is_vram), 4096);
         assert_eq!(all[1].bytes(is_vram), 0);
+    }
+
+    #[test]
+    fn a_bar_that_is_a_model_is_vram() {
+        let log = LOG
+            .replace(r#""to":"vram1""#, r#""to":"bus""#)
+            .replace(r#""peer_bytes":4096"#, r#""peer_bytes":0,"bus_bytes":4096"#);
+        let all = conversations(&log).unwrap();
+        assert_eq!(all[0].contradicts(4096), None);
+        assert!(all[0].contradicts(0).is_some());
     }
 
     #[test]

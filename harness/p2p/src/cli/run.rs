@@ -230,7 +230,7 @@ impl Run<'_> {
         let topologies = Topologies::read(&self.paths.root)?;
         let kernels = Kernels::read(&self.paths.root)?;
         let mut jobs = Plan::read(&self.paths.root)?.jobs(&topologies)?;
-        jobs.retain(|job| job.demo(self.paths).is_some());
+        jobs.retain(Job::is_demo);
         only.check(&Vec::from_iter(jobs.iter().map(|job| &job.name)))?;
         jobs.retain(|job| only.picks(&job.name));
         let needed = kernels_for(&Vec::from_iter(&jobs), &kernels);
@@ -259,7 +259,7 @@ impl Run<'_> {
         };
         let numbered = jobs.iter().enumerate();
         let demos = numbered
-            .filter_map(|(number, job)| Some((number, job, job.demo(self.paths)?)))
+            .filter_map(|(number, job)| Some((number, job, job.demo(&booter, self.paths)?)))
             .collect();
         let needed = kernels.in_order(&needed);
         run_as_built(

@@ -57,7 +57,11 @@ fn trouble_says_what_was_expected_and_seen() {
 fn the_table_has_a_line_per_scenario() {
     let row = |topology: &str, played: Option<Played>| Row {
         topology: topology.into(),
-        nic: if topology == "iommu" { "mlx5" } else { "edu" },
+        devices: if topology == "iommu" {
+            "nouveau + mlx5"
+        } else {
+            "p2ptest + edu"
+        },
         scenario: "resident".into(),
         played,
         trouble: None,
@@ -81,7 +85,10 @@ fn the_table_has_a_line_per_scenario() {
     ]);
     assert_eq!(text.lines().count(), 6, "{text}");
     assert!(text.contains("HOST_BRIDGE (IOVA)"), "{text}");
-    assert!(text.contains("| iommu    | mlx5 | resident |"), "{text}");
+    assert!(
+        text.contains("| iommu    | nouveau + mlx5 | resident |"),
+        "{text}"
+    );
     assert!(text.contains("BUS_ADDR, mixed"), "{text}");
     assert!(text.contains("topology 32"), "{text}");
     assert!(text.contains("no result"), "{text}");

@@ -7,7 +7,8 @@ use crate::kept::Inputs;
 use crate::kernel::Built;
 use crate::paths::Paths;
 use crate::setup::qemu::with_vfio_user;
-use crate::vm::{Booter, connectx};
+use crate::vm::Booter;
+use crate::vm::model::{Device, program};
 
 impl Job<'_> {
     /// All that its machine is made of; what it runs must be built.
@@ -23,7 +24,9 @@ impl Job<'_> {
         if self.is_parallel() {
             let qemu = with_vfio_user(paths, booter.ui, booter.qemu)?;
             inputs.text(&qemu.to_string_lossy());
-            inputs.file(&connectx::program(paths))?;
+            for device in [Device::ConnectX, Device::Pascal] {
+                inputs.file(&program(paths, device))?;
+            }
         }
         let kernel = Built::at(paths, &self.kernel);
         inputs.file(&kernel.image())?;

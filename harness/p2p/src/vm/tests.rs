@@ -77,7 +77,7 @@ fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir
         vng_dir: root.join("bin"),
     };
     script(&tools.vng_dir.join("vng"), vng);
-    script(&connectx::program(&paths), nic);
+    script(&model::program(&paths, Device::ConnectX), nic);
     let qemu = root.join("qemu");
     script(&qemu, "echo \"${2%,help} options:\"");
     // What the guest says to its kernel goes to a file.
@@ -98,7 +98,7 @@ fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir
         kernel: &kernel,
         topology: topologies.get("switch").unwrap(),
         kind,
-        connectx: &[],
+        models: Models::default(),
         append: &[],
         icount: None,
         coverage: false,

@@ -1,6 +1,7 @@
-//! The NIC of a parallel machine: a model of a ConnectX (harness/connectx), a process for
-//! each NIC, to which QEMU speaks vfio-user. It is also a witness: it ends with status 1 if
-//! the guest has broken a rule, and says which.
+//! The devices of a parallel machine that are models, each a process of its own to which
+//! QEMU speaks vfio-user: a ConnectX (harness/connectx) for a NIC, a Pascal
+//! (harness/pascal) for a GPU. A model is also a witness: it ends with status 1 if the
+//! guest has broken a rule, and says which.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use anyhow::{Result, bail};
 use super::indent;
 use crate::paths::Paths;
 use crate::proc::{Background, background, interrupted, tail};
-use crate::topology::{connectx as file_name, vram};
+use crate::topology::{self, Models, vram};
 
 /// How soon it listens.
 const START: Duration = Duration::from_secs(10);
@@ -22,39 +23,57 @@ const END: Duration = Duration::from_secs(5);
 /// How much longer than the machine it may live if nobody is left to end it.
 const SPARE: Duration = Duration::from_secs(30);
 
+/// Which device a model is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// A NIC.
+    ConnectX,
+    /// A GPU.
+    Pascal,
+}
+
+/// What models need to know of their machine.
+pub struct Setting<'a> {
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// The machine's folder.
+    pub dir: &'a Path,
+    /// How many GPUs there are; their memory is vram0, vram1, ...
+    pub gpus: usize,
+    /// How the models differ from others.
+    pub models: Models<'a>,
+    /// The machine's time limit; none for a shell.
+    pub limit: Option<Duration>,
+}
+
 /// A model that runs; ended when dropped.
-pub struct ConnectX {
+pub struct Model {
     process: Background,
     dir: PathBuf,
-    number: usize,
+    name: String,
 }
 
 /// Where cargo leaves the program; setup.sh has it built with the tool.
-pub fn program(paths: &Paths) -> PathBuf {
-    paths.build().join("harness/debug/connectx")
+pub fn program(paths: &Paths, device: Device) -> PathBuf {
+    let name = match device {
+        Device::ConnectX => "connectx",
+        Device::Pascal => "pascal",
+    };
+    paths.build().join("harness/debug").join(name)
 }
 
-impl ConnectX {
-    /// Starts the model that is NIC `number` of the machine in `dir`, and waits until it
-    /// listens. `gpus`: how many there are; the log calls their memory vram0, vram1, ...
-    /// `limit`: that of the machine; none for a shell.
-    pub fn start(
-        paths: &Paths,
-        dir: &Path,
-        number: usize,
-        gpus: usize,
-        arguments: &[String],
-        limit: Option<Duration>,
-    ) -> Result<Self> {
-        let program = program(paths);
+impl Model {
+    /// Starts the model that is device `number` of its kind, and waits until it listens.
+    pub fn start(setting: &Setting<'_>, device: Device, number: usize) -> Result<Self> {
+        let Setting { paths, dir, .. } = *setting;
+        let program = program(paths, device);
         if !program.is_file() {
             bail!(
-                "the model of a ConnectX is not built ({}): run harness/setup.sh",
+                "the model of a device is not built ({}): run harness/setup.sh",
                 paths.short(&program)
             );
         }
-        let name = file_name(number);
-        let mut command = match limit {
+        let mut command = match setting.limit {
             // As for the machine: it ends in time even if we are killed.
             Some(limit) => {
                 let seconds = (limit + SPARE).as_secs().to_string();
@@ -64,21 +83,39 @@ impl ConnectX {
             }
             None => Command::new(program),
         };
+        let name = match device {
+            Device::ConnectX => topology::connectx(number),
+            Device::Pascal => topology::pascal(number),
+        };
         command
             .current_dir(dir)
             .args(["--socket", &format!("{name}.sock")])
-            .arg("--headers")
-            .arg(paths.tree().join("include/linux/mlx5"))
-            .args(["--log", &format!("{name}.log")])
-            .args((0..gpus).map(|gpu| format!("--peer={}", vram(gpu))))
-            .args(arguments);
-        let mut nic = Self {
+            .args(["--log", &format!("{name}.log")]);
+        match (device, setting.models.pascal) {
+            (Device::ConnectX, pascal) => {
+                let headers = paths.tree().join("include/linux/mlx5");
+                command.arg("--headers").arg(headers);
+                if pascal.is_some() {
+                    // BARs of models are no files.
+                    command.arg("--bus");
+                } else {
+                    command.args((0..setting.gpus).map(|gpu| format!("--peer={}", vram(gpu))));
+                }
+                command.args(setting.models.connectx);
+            }
+            (Device::Pascal, arguments) => {
+                command
+                    .arg(format!("--vram-file={}", vram(number)))
+                    .args(arguments.unwrap_or_default());
+            }
+        }
+        let mut model = Self {
             process: background(&mut command, &dir.join(format!("{name}.err")))?,
             dir: dir.to_owned(),
-            number,
+            name,
         };
-        nic.wait_until_it_listens(START)?;
-        Ok(nic)
+        model.wait_until_it_listens(START)?;
+        Ok(model)
     }
 
     fn wait_until_it_listens(&mut self, limit: Duration) -> Result<()> {
@@ -97,7 +134,8 @@ impl ConnectX {
                 }
             };
             bail!(
-                "the model of a ConnectX did not start: {why}\n{}",
+                "the model {} did not start: {why}\n{}",
+                self.name,
                 self.said()
             );
         }
@@ -125,15 +163,14 @@ impl ConnectX {
         };
         Ok(Some(format!(
             "{}: {what}\n{}\nAll that it saw: {}",
-            file_name(self.number),
+            self.name,
             self.said(),
             self.file("log").display()
         )))
     }
 
     fn file(&self, extension: &str) -> PathBuf {
-        self.dir
-            .join(format!("{}.{extension}", file_name(self.number)))
+        self.dir.join(format!("{}.{extension}", self.name))
     }
 
     /// The last that it said, or else the last of its log.
@@ -149,11 +186,11 @@ impl ConnectX {
     }
 }
 
-/// The machine has ended, and so must its NICs; gives what they complain of.
-pub fn end(nics: Vec<ConnectX>) -> Result<Option<String>> {
+/// The machine has ended, and so must its models; gives what they complain of.
+pub fn end(models: Vec<Model>) -> Result<Option<String>> {
     let mut all = Vec::new();
-    for nic in nics {
-        all.extend(nic.end(END)?);
+    for model in models {
+        all.extend(model.end(END)?);
     }
     Ok((!all.is_empty()).then(|| all.join("\n")))
 }

@@ -18,11 +18,12 @@ impl Machine {
             root: root.clone(),
             kdir: None,
         };
-        let program = program(&paths);
+        let program = program(&paths, Device::ConnectX);
         fs::create_dir_all(program.parent().unwrap()).unwrap();
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&program, mode).unwrap();
+        fs::copy(&program, super::program(&paths, Device::Pascal)).unwrap();
         let dir = root.join("build/run");
         fs::create_dir_all(&dir).unwrap();
         Self {
@@ -32,16 +33,26 @@ impl Machine {
         }
     }
 
-    fn start(&self) -> Result<ConnectX> {
-        let arguments = ["--seed".to_owned(), "7".to_owned()];
-        ConnectX::start(
-            &self.paths,
-            &self.dir,
-            0,
-            2,
-            &arguments,
-            Some(Duration::from_secs(20)),
+    fn start(&self) -> Result<Model> {
+        let connectx = ["--seed".to_owned(), "7".to_owned()];
+        self.start_with(
+            Device::ConnectX,
+            Models {
+                connectx: &connectx,
+                ..Models::default()
+            },
         )
+    }
+
+    fn start_with(&self, device: Device, models: Models<'_>) -> Result<Model> {
+        let setting = Setting {
+            paths: &self.paths,
+            dir: &self.dir,
+            gpus: 2,
+            models,
+            limit: Some(Duration::from_secs(20)),
+        };
+        Model::start(&setting, device, 0)
     }
 }
 
@@ -56,9 +67,30 @@ fn a_model_that_has_nothing_to_complain_of() {
     assert_eq!(
         arguments,
         format!(
-            "--socket connectx0.sock --headers {headers} --log connectx0.log \
+            "--socket connectx0.sock --log connectx0.log --headers {headers} \
              --peer=vram0 --peer=vram1 --seed 7\n"
         )
+    );
+}
+
+#[test]
+fn a_gpu_and_the_nic_that_reaches_it() {
+    let machine = Machine::new("echo \"$*\" >arguments; : >connectx0.sock; : >pascal0.sock");
+    let pascal = ["--bar1=16M".to_owned()];
+    let models = Models {
+        pascal: Some(&pascal),
+        ..Models::default()
+    };
+    let arguments = |device| {
+        let model = machine.start_with(device, models).unwrap();
+        assert_eq!(end(vec![model]).unwrap(), None);
+        fs::read_to_string(machine.dir.join("arguments")).unwrap()
+    };
+    let nic = arguments(Device::ConnectX);
+    assert!(nic.contains("--bus") && !nic.contains("--peer"), "{nic}");
+    assert_eq!(
+        arguments(Device::Pascal),
+        "--socket pascal0.sock --log pascal0.log --vram-file=vram0 --bar1=16M\n"
     );
 }
 
@@ -84,7 +116,7 @@ fn a_model_that_does_not_start() {
     let error = machine.start().err().unwrap().to_string();
     assert!(error.contains("exit status: 2"), "{error}");
     assert!(error.contains("no such headers"), "{error}");
-    fs::remove_file(program(&machine.paths)).unwrap();
+    fs::remove_file(program(&machine.paths, Device::ConnectX)).unwrap();
     let error = machine.start().err().unwrap().to_string();
     assert!(error.contains("harness/setup.sh"), "{error}");
 }
