@@ -52,6 +52,8 @@ pub struct Context<'a> {
     pub chid: u32,
     /// The GPU's time.
     pub now: u64,
+    /// How many more transfers are carried out; the next one fails.
+    pub transfers: &'a mut u64,
     /// The log.
     pub witness: &'a mut Witness,
 }
@@ -198,6 +200,10 @@ impl CopyEngine {
         if lines * length == 0 {
             return Ok(());
         }
+        let Some(left) = context.transfers.checked_sub(1) else {
+            return Err(Fault::Injected.into());
+        };
+        *context.transfers = left;
         let pitch_in = u64::from(self.get(PITCH_IN));
         let pitch_out = u64::from(self.get(PITCH_OUT));
         if launch & REMAP != 0 {

@@ -28,6 +28,9 @@ pub struct Gpu {
     pub irqs: Irqs,
     /// The log.
     pub witness: Witness,
+    /// How many more transfers of the copy engine are carried out: the next one ends
+    /// its channel, and so do all that follow.
+    pub transfers: u64,
     vram: Vram,
     vbios: Vec<u8>,
     state: State,
@@ -90,6 +93,7 @@ impl Gpu {
             memory: Memory::default(),
             irqs: Irqs::default(),
             witness,
+            transfers: u64::MAX,
             vram,
             vbios: vbios::image(),
             state: State::new(),
@@ -244,6 +248,7 @@ impl Gpu {
                         memory: &self.memory,
                     },
                     now: state.now(),
+                    transfers: &mut self.transfers,
                     witness: &mut self.witness,
                 };
                 state.host.write(&mut world, register - r::CHANNELS, value);
@@ -312,6 +317,7 @@ impl Gpu {
                 memory: &self.memory,
             },
             now: self.state.now(),
+            transfers: &mut self.transfers,
             witness: &mut self.witness,
         };
         let host = &mut self.state.host;

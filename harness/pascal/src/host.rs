@@ -56,6 +56,8 @@ pub struct World<'a> {
     pub space: Space<'a>,
     /// The GPU's time.
     pub now: u64,
+    /// How many more transfers are carried out.
+    pub transfers: &'a mut u64,
     /// The log.
     pub witness: &'a mut Witness,
 }
@@ -173,6 +175,7 @@ impl Host {
             tables: channel.tables(),
             chid,
             now: world.now,
+            transfers: world.transfers,
             witness: world.witness,
         };
         let stop = channel.run(&mut context);
@@ -206,6 +209,7 @@ impl Host {
             Fault::ReadOnly(va) => (*va, 0x06),
             Fault::Peer(va) => (*va, 0x0a),
             Fault::Version(va) => (*va, 0x04),
+            Fault::Injected => (0, 0x02),
             Fault::Nothing(place, _) => (place.address, 0x0d),
         };
         let at = FAULT_INFO + unit * 0x10;

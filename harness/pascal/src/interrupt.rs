@@ -49,8 +49,10 @@ mod tests {
 
     #[test]
     fn a_message_goes_out_once_until_the_next_is_asked_for() {
-        let mut pmc = Pmc::default();
-        pmc.pending = FIFO;
+        let mut pmc = Pmc {
+            pending: FIFO,
+            ..Pmc::default()
+        };
         assert!(!pmc.take());
         pmc.allow(!0);
         assert!(pmc.take());

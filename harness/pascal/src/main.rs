@@ -33,6 +33,10 @@ struct Arguments {
     /// Size of BAR1, 16M to 256M
     #[arg(long, default_value = "256M", value_parser = size)]
     bar1: u64,
+    /// Let the copy engine fail after so many transfers: its channel ends, and so does
+    /// each other that tries
+    #[arg(long)]
+    transfers: Option<u64>,
     /// Tell of channels, of what the model does not know, and of violations
     #[arg(long)]
     verbose: bool,
@@ -72,6 +76,7 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     let witness = Witness::new(arguments.log.as_deref(), arguments.verbose)?;
     let server = server::listen(&arguments.socket, arguments.bar1)?;
     let mut served = Served(Gpu::new(vram, witness));
+    served.0.transfers = arguments.transfers.unwrap_or(u64::MAX);
     let ended = server.run(&mut served);
     let witness = &mut served.0.witness;
     witness.end();

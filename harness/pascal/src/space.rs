@@ -72,6 +72,8 @@ pub enum Fault {
     Peer(u64),
     /// The instance block is not of this GPU's second version of page tables.
     Version(u64),
+    /// Whoever started the model wants it to fail.
+    Injected,
     /// Nothing is at a physical address.
     Nothing(Place, String),
 }
@@ -85,6 +87,7 @@ impl fmt::Display for Fault {
             Self::ReadOnly(va) => write!(f, "the page at {va:#x} is read-only"),
             Self::Peer(va) => write!(f, "the page at {va:#x} is in a peer's memory"),
             Self::Version(inst) => write!(f, "page tables of instance {inst:#x} are of version 1"),
+            Self::Injected => write!(f, "as was asked for"),
             Self::Nothing(place, why) => write!(f, "{place}: {why}"),
         }
     }

@@ -12,6 +12,7 @@ const SEMAPHORE: u64 = 0x30_0000;
 struct Driver {
     board: Board,
     channel: Channel,
+    transfers: u64,
     witness: Witness,
 }
 
@@ -33,6 +34,7 @@ impl Driver {
         Self {
             board,
             channel,
+            transfers: u64::MAX,
             witness: Witness::new(None, false).unwrap(),
         }
     }
@@ -43,6 +45,7 @@ impl Driver {
             tables: self.channel.tables(),
             chid: 1,
             now: 0x1234_5678_9abc_def0,
+            transfers: &mut self.transfers,
             witness: &mut self.witness,
         };
         self.channel.run(&mut context)

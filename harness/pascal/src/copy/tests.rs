@@ -6,6 +6,7 @@ struct Engine {
     tables: Tables,
     root: Place,
     engine: CopyEngine,
+    transfers: u64,
     witness: Witness,
 }
 
@@ -21,6 +22,7 @@ impl Engine {
             board,
             root,
             engine: CopyEngine::default(),
+            transfers: u64::MAX,
             witness: Witness::new(None, false).unwrap(),
         }
     }
@@ -31,6 +33,7 @@ impl Engine {
             tables: self.tables,
             chid: 0,
             now: 32,
+            transfers: &mut self.transfers,
             witness: &mut self.witness,
         };
         for (method, data) in methods {
@@ -157,4 +160,15 @@ fn what_is_not_modelled_is_refused() {
     let done = Engine::new().methods(&[huge[0], huge[1], (LAUNCH_DMA, PLAIN | MULTI_LINE)]);
     assert!(is_unsupported(done));
     assert_eq!(Engine::new().methods(&[(0x304, 0)]), Ok(false));
+}
+
+#[test]
+fn transfers_fail_when_there_are_none_left() {
+    let mut engine = Engine::new();
+    engine.transfers = 1;
+    let setup = [(OFFSET_OUT_LOWER, 0x20_0000), (LINE_LENGTH_IN, 8)];
+    let launch = (LAUNCH_DMA, PLAIN | SRC_IS_PHYSICAL | DST_IS_PHYSICAL);
+    assert_eq!(engine.methods(&[setup[0], setup[1], launch]), Ok(true));
+    let injected = Err(Refused::Fault(Fault::Injected));
+    assert_eq!(engine.methods(&[launch]), injected);
 }
