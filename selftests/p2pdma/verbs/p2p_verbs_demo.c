@@ -5,7 +5,8 @@
  *
  * The buffer is a region that pages on demand, and the NIC writes and reads it
  * by RDMA, from and to pinned memory of the same process. Verbs do not tell how
- * a page was reached. The kernel's tracepoint does, page by page.
+ * a page was reached. The kernel's tracepoint does, page by page. The GPU is that
+ * of ../p2p_demo_gpu.c, or of p2p_nouveau_demo.c.
  */
 #include "../p2p_demo.h"
 #include "verbs.h"
@@ -15,6 +16,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+/* Models of two devices take 30 ms for a page, and verbs.c waits some seconds */
+#define PIECE	(64 * P2P_PAGE)
 
 static struct verbs verbs;
 static struct verbs_link link_to_self;
@@ -79,17 +83,25 @@ void demo_nic_close(void)
 static int transfer(enum ibv_wr_opcode op, void *buf,
 		    struct p2ptest_nic_xfer *xfer)
 {
-	struct verbs_end mine = { .p = buf };
-	int ret;
+	struct verbs_end mine = { .p = buf }, theirs = region;
+	int ret = IBV_WC_SUCCESS;
+	size_t len;
 
 	memset(xfer, 0, sizeof(*xfer));
 	mine.mr = ibv_reg_mr(verbs.pd, buf, region_len, IBV_ACCESS_LOCAL_WRITE);
 	if (!mine.mr)
 		return -errno;
-	ret = verbs_do(&link_to_self, op, mine, region, region_len);
-	if (ret == IBV_WC_SUCCESS) {
-		xfer->done = region_len;
-	} else {
+	while (ret == IBV_WC_SUCCESS && xfer->done < region_len) {
+		len = region_len - xfer->done;
+		if (len > PIECE)
+			len = PIECE;
+		mine.p = (char *)buf + xfer->done;
+		theirs.p = (char *)region.p + xfer->done;
+		ret = verbs_do(&link_to_self, op, mine, theirs, len);
+		if (ret == IBV_WC_SUCCESS)
+			xfer->done += len;
+	}
+	if (ret != IBV_WC_SUCCESS) {
 		fprintf(stderr, "completion: %s\n", verbs_str(ret));
 		ret = ret < 0 ? ret : -EIO;
 	}

@@ -1,0 +1,622 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Test of nouveau's device private memory: pages that move to video memory, that
+ * come home when the CPU touches them, and that a NIC reaches where they lie
+ *
+ * It needs a GPU of the generations Pascal to Volta, or a model of one. Tests of
+ * the NIC need the driver of CONFIG_P2PTEST_NIC as well, and a device for it.
+ * P2PTEST_EXPECT is as in ../hmm_p2p_test.c. The tests are alone on the machine:
+ * there must be no swap, and nobody else who uses the GPU.
+ */
+#include "../p2p_harness.h"
+#include "nouveau.h"
+
+/* More than all of the memory that nouveau has for pages, in all rounds */
+#define ROUNDS	160
+
+FIXTURE(nouveau)
+{
+	int fd;
+};
+
+FIXTURE_SETUP(nouveau)
+{
+	self->fd = nouveau_open();
+	if (self->fd == -ENODEV)
+		SKIP(return, "no GPU of nouveau's");
+	ASSERT_LE(0, self->fd);
+}
+
+FIXTURE_TEARDOWN(nouveau)
+{
+	if (self->fd >= 0)
+		close(self->fd);
+}
+
+#define SELF FIXTURE_DATA(nouveau)
+
+static void to_vram(struct __test_metadata *_metadata, SELF *self,
+		    struct p2p_buf *buf)
+{
+	ASSERT_EQ(0, nouveau_to_vram(self->fd, buf->p, buf->len));
+	ASSERT_EQ((long)buf->pages, nouveau_resident(buf->p, buf->len));
+}
+
+static void all_home(struct __test_metadata *_metadata, struct p2p_buf *buf,
+		     __u64 seed)
+{
+	p2p_buf_cpu_read(_metadata, buf, seed);
+	EXPECT_EQ(0, nouveau_resident(buf->p, buf->len));
+}
+
+static void buf_free(struct __test_metadata *_metadata, struct p2p_buf *buf)
+{
+	EXPECT_EQ(0, munmap(buf->p, buf->len));
+}
+
+TEST_F_TIMEOUT(nouveau, there_and_back, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	int i;
+
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	for (i = 0; i < 3; i++) {
+		to_vram(_metadata, self, &buf);
+		all_home(_metadata, &buf, BEFORE + i);
+		p2p_fill(buf.p, BEFORE + i + 1, 0, buf.len);
+	}
+	buf_free(_metadata, &buf);
+}
+
+/* Each page by itself, not in their order */
+TEST_F_TIMEOUT(nouveau, page_by_page, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	size_t i, page;
+
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	to_vram(_metadata, self, &buf);
+	for (i = 0; i < buf.pages; i++) {
+		page = i * 5 % buf.pages;
+		p2p_expect_pattern(_metadata, "CPU", buf.p + page * P2P_PAGE,
+				   BEFORE, page * P2P_PAGE, P2P_PAGE);
+		EXPECT_EQ((long)(buf.pages - i - 1),
+			  nouveau_resident(buf.p, buf.len));
+	}
+	buf_free(_metadata, &buf);
+}
+
+/* Memory that nobody has written reads as zeros, wherever it is */
+TEST_F_TIMEOUT(nouveau, untouched, TIMEOUT_S)
+{
+	struct p2p_buf buf = { .pages = 16, .len = 16 * P2P_PAGE };
+
+	buf.p = p2p_alloc(buf.len);
+	ASSERT_NE(NULL, buf.p);
+	to_vram(_metadata, self, &buf);
+	EXPECT_EQ(buf.len, p2p_compare_byte(buf.p, 0, buf.len));
+	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
+	buf_free(_metadata, &buf);
+}
+
+TEST_F_TIMEOUT(nouveau, huge, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
+		return;
+	to_vram(_metadata, self, &buf);
+	all_home(_metadata, &buf, BEFORE);
+	buf_free(_metadata, &buf);
+}
+
+/* One page of a huge one goes away: the rest are pages of their own */
+TEST_F_TIMEOUT(nouveau, huge_with_a_hole, TIMEOUT_S)
+{
+	const size_t hole = 100 * P2P_PAGE;
+	struct p2p_buf buf;
+
+	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
+		return;
+	to_vram(_metadata, self, &buf);
+	ASSERT_EQ(0, munmap(buf.p + hole, P2P_PAGE));
+	EXPECT_EQ((long)buf.pages - 1, nouveau_resident(buf.p, buf.len));
+	p2p_expect_pattern(_metadata, "before", buf.p, BEFORE, 0, hole);
+	p2p_expect_pattern(_metadata, "after", buf.p + hole + P2P_PAGE, BEFORE,
+			   hole + P2P_PAGE, buf.len - hole - P2P_PAGE);
+	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
+	buf_free(_metadata, &buf);
+}
+
+/* Parent and child share pages of video memory until one of them writes */
+TEST_F_TIMEOUT(nouveau, fork, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	pid_t pid;
+
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	to_vram(_metadata, self, &buf);
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		size_t same = p2p_compare(buf.p, BEFORE, 0, buf.len);
+
+		p2p_fill(buf.p, OTHER, 0, buf.len);
+		_exit(same != buf.len ||
+		      p2p_compare(buf.p, OTHER, 0, buf.len) != buf.len);
+	}
+	p2p_wait_child(_metadata, pid);
+	all_home(_metadata, &buf, BEFORE);
+	buf_free(_metadata, &buf);
+}
+
+/* The child keeps what the parent writes over */
+TEST_F_TIMEOUT(nouveau, fork_and_write, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	int pipes[2];
+	char byte;
+	pid_t pid;
+
+	ASSERT_EQ(0, pipe(pipes));
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	to_vram(_metadata, self, &buf);
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		if (read(pipes[0], &byte, 1) != 1)
+			_exit(2);
+		_exit(p2p_compare(buf.p, BEFORE, 0, buf.len) != buf.len);
+	}
+	p2p_fill(buf.p, AFTER, 0, buf.len);
+	ASSERT_EQ(1, write(pipes[1], "", 1));
+	p2p_wait_child(_metadata, pid);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	buf_free(_metadata, &buf);
+}
+
+/* What is unmapped in video memory can be used again */
+TEST_F_TIMEOUT(nouveau, unmapped, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	int i;
+
+	for (i = 0; i < ROUNDS; i++) {
+		if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE + i))
+			return;
+		to_vram(_metadata, self, &buf);
+		buf_free(_metadata, &buf);
+	}
+}
+
+/* And so can what a process leaves behind */
+TEST_F_TIMEOUT(nouveau, exit, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	pid_t pid;
+	int i, fd;
+
+	for (i = 0; i < 3; i++) {
+		pid = p2p_fork_child(_metadata);
+		if (!pid) {
+			fd = nouveau_open();
+			if (fd < 0)
+				_exit(2);
+			p2p_buf_alloc(_metadata, &buf, 64, BEFORE);
+			if (nouveau_to_vram(fd, buf.p, buf.len))
+				_exit(3);
+			if (nouveau_resident(buf.p, buf.len) != 64)
+				_exit(4);
+			_exit(0);
+		}
+		p2p_wait_child(_metadata, pid);
+	}
+	p2p_buf_alloc(_metadata, &buf, 64, BEFORE);
+	to_vram(_metadata, self, &buf);
+	all_home(_metadata, &buf, BEFORE);
+	buf_free(_metadata, &buf);
+}
+
+/* The GPU's file is closed, and what is in video memory still comes home */
+TEST_F_TIMEOUT(nouveau, closed, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	to_vram(_metadata, self, &buf);
+	ASSERT_EQ(0, close(self->fd));
+	self->fd = -1;
+	all_home(_metadata, &buf, BEFORE);
+	buf_free(_metadata, &buf);
+}
+
+TEST_F_TIMEOUT(nouveau, bad_input, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	int fd;
+
+	p2p_buf_alloc(_metadata, &buf, 4, BEFORE);
+	EXPECT_EQ(-EINVAL, nouveau_to_vram(self->fd, buf.p, 0));
+	fd = nouveau_open_without_svm();
+	ASSERT_LE(0, fd);
+	EXPECT_EQ(-EINVAL, nouveau_to_vram(fd, buf.p, buf.len));
+	close(fd);
+	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
+	buf_free(_metadata, &buf);
+}
+
+/*
+ * Windows for peers and buffers that are mapped share BAR1. Windows take at most
+ * half of it; so much more is more than what remains if they do.
+ */
+#define GEM_SIZE(bar)	((bar) / 4 * 3)
+#define MAX_WINDOWS	64
+
+/* More than 1 GiB of video memory, which is what the model has */
+#define BUFFER_SIZE	(8UL << 20)
+#define BUFFERS		140
+
+/* A NIC that takes some hundred milliseconds for a page */
+#define MAX_NIC_WINDOWS	8
+
+/* How many windows there can be, of 2 MiB each in a BAR that is not large */
+static size_t windows(struct __test_metadata *_metadata, int fd, long *bar)
+{
+	*bar = nouveau_bar1(fd);
+	ASSERT_LT(0, *bar);
+	return *bar / 2 / P2P_HUGE;
+}
+
+/* Touches a page of each 64 KiB only: each touch is seen by a device */
+static void gem_fill(volatile __u64 *gem, size_t len, __u64 seed)
+{
+	size_t i;
+
+	for (i = 0; i < len; i += 16 * P2P_PAGE)
+		gem[i / sizeof(*gem)] = seed + i;
+}
+
+static bool gem_has(const volatile __u64 *gem, size_t len, __u64 seed)
+{
+	size_t i;
+
+	for (i = 0; i < len; i += 16 * P2P_PAGE) {
+		if (gem[i / sizeof(*gem)] != seed + i)
+			return false;
+	}
+	return true;
+}
+
+/* Windows of pages that are gone make room for a buffer */
+TEST_F_TIMEOUT(nouveau, buffer_after_windows, TIMEOUT_S)
+{
+	struct p2p_buf bufs[MAX_WINDOWS];
+	size_t i, count;
+	long bar;
+	void *gem;
+	int fd;
+
+	count = windows(_metadata, self->fd, &bar);
+	if (count > MAX_WINDOWS)
+		SKIP(return, "BAR1 is too large to fill it");
+	for (i = 0; i < count; i++) {
+		if (!p2p_buf_alloc_huge(_metadata, &bufs[i], BEFORE + i))
+			return;
+		to_vram(_metadata, self, &bufs[i]);
+	}
+	for (i = 0; i < count; i++)
+		buf_free(_metadata, &bufs[i]);
+
+	fd = nouveau_open_without_svm();
+	ASSERT_LE(0, fd);
+	gem = nouveau_gem_map(fd, GEM_SIZE(bar));
+	ASSERT_NE(NULL, gem);
+	gem_fill(gem, GEM_SIZE(bar), 1);
+	EXPECT_TRUE(gem_has(gem, GEM_SIZE(bar), 1));
+	EXPECT_EQ(0, munmap(gem, GEM_SIZE(bar)));
+	close(fd);
+}
+
+/* Those of pages that are in use do not */
+TEST_F_TIMEOUT(nouveau, buffer_and_windows, TIMEOUT_S)
+{
+	struct p2p_buf bufs[MAX_WINDOWS];
+	size_t i, count;
+	int fd, status;
+	pid_t pid;
+	void *gem;
+	long bar;
+
+	count = windows(_metadata, self->fd, &bar);
+	if (count > MAX_WINDOWS)
+		SKIP(return, "BAR1 is too large to fill it");
+	for (i = 0; i < count; i++) {
+		if (!p2p_buf_alloc_huge(_metadata, &bufs[i], BEFORE + i))
+			return;
+		to_vram(_metadata, self, &bufs[i]);
+	}
+	fd = nouveau_open_without_svm();
+	ASSERT_LE(0, fd);
+	gem = nouveau_gem_map(fd, GEM_SIZE(bar));
+	ASSERT_NE(NULL, gem);
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		signal(SIGBUS, SIG_DFL);
+		gem_fill(gem, GEM_SIZE(bar), 1);
+		_exit(0);
+	}
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+
+	for (i = 0; i < count; i++) {
+		all_home(_metadata, &bufs[i], BEFORE + i);
+		buf_free(_metadata, &bufs[i]);
+	}
+	gem_fill(gem, GEM_SIZE(bar), 2);
+	EXPECT_TRUE(gem_has(gem, GEM_SIZE(bar), 2));
+	EXPECT_EQ(0, munmap(gem, GEM_SIZE(bar)));
+	close(fd);
+}
+
+/*
+ * Buffers are moved out of video memory by the same engine as pages: when there
+ * is no room for one more, the driver takes room from the oldest.
+ */
+TEST_F_TIMEOUT(nouveau, buffers_move, TIMEOUT_S)
+{
+	long handles[BUFFERS];
+	struct p2p_buf buf;
+	int i, fd, status;
+	pid_t pid;
+
+	p2p_buf_alloc(_metadata, &buf, 64, BEFORE);
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		fd = nouveau_open_without_svm();
+		if (fd < 0)
+			_exit(2);
+		for (i = 0; i < BUFFERS; i++) {
+			handles[i] = nouveau_gem_new(fd, BUFFER_SIZE);
+			if (handles[i] < 0)
+				_exit(3);
+		}
+		for (i = 0; i < BUFFERS; i++)
+			nouveau_gem_close(fd, handles[i]);
+		_exit(0);
+	}
+	for (i = 0; !waitpid(pid, &status, WNOHANG); i++) {
+		to_vram(_metadata, self, &buf);
+		all_home(_metadata, &buf, BEFORE + i);
+		p2p_fill(buf.p, BEFORE + i + 1, 0, buf.len);
+	}
+	EXPECT_EQ(0, status);
+	TH_LOG("pages have moved %d times", i);
+	buf_free(_metadata, &buf);
+}
+
+/*
+ * The GPU's copy engine fails at some time, which is up to whoever started the
+ * guest. Pages that it was to move stay where they are, with their contents.
+ * All others are lost, and a signal tells.
+ */
+TEST_F_TIMEOUT(nouveau, copy_engine_fails, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	int i, status;
+	long there;
+	pid_t pid;
+
+	if (!getenv("P2PTEST_GPU_DIES"))
+		SKIP(return, "P2PTEST_GPU_DIES does not say that the GPU does");
+	for (i = 0; i < ROUNDS; i++) {
+		p2p_buf_alloc(_metadata, &buf, 16, BEFORE + i);
+		EXPECT_EQ(0, nouveau_to_vram(self->fd, buf.p, buf.len));
+		there = nouveau_resident(buf.p, buf.len);
+		if (!there)
+			break;
+		ASSERT_EQ((long)buf.pages, there);
+		pid = p2p_fork_child(_metadata);
+		if (!pid) {
+			signal(SIGBUS, SIG_DFL);
+			_exit(p2p_compare(buf.p, BEFORE + i, 0, buf.len) !=
+			      buf.len);
+		}
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		buf_free(_metadata, &buf);
+		if (WIFSIGNALED(status)) {
+			EXPECT_EQ(SIGBUS, WTERMSIG(status));
+			return;
+		}
+		ASSERT_EQ(0, status);
+	}
+	ASSERT_LT(i, ROUNDS)
+		TH_LOG("the copy engine works");
+	all_home(_metadata, &buf, BEFORE + i);
+	EXPECT_EQ(0, nouveau_to_vram(self->fd, buf.p, buf.len));
+	all_home(_metadata, &buf, BEFORE + i);
+	buf_free(_metadata, &buf);
+}
+
+FIXTURE(nouveau_nic)
+{
+	int fd;
+	struct p2p_nic nic;
+	enum p2p_expect path;
+};
+
+#define SELF_NIC FIXTURE_DATA(nouveau_nic)
+
+FIXTURE_SETUP(nouveau_nic)
+{
+	int path = p2p_expect(0);
+
+	self->nic.fd = -1;
+	self->fd = nouveau_open();
+	if (self->fd == -ENODEV)
+		SKIP(return, "no GPU of nouveau's");
+	ASSERT_LE(0, self->fd);
+	if (!p2p_nic_count())
+		SKIP(return, "no test NIC: no /dev/" P2P_NIC_DRIVER "<N>");
+	ASSERT_LE(0, path)
+		TH_LOG("P2PTEST_EXPECT is not understood");
+	if (path == P2P_EXPECT_UNKNOWN)
+		SKIP(return, "P2PTEST_EXPECT does not say what path there is");
+	self->path = path;
+	ASSERT_EQ(0, p2p_nic_open(&self->nic, 0));
+}
+
+FIXTURE_TEARDOWN(nouveau_nic)
+{
+	if (self->nic.fd >= 0)
+		p2p_nic_close(&self->nic);
+	if (self->fd >= 0)
+		close(self->fd);
+}
+
+static void nic_transfer(struct __test_metadata *_metadata, SELF_NIC *self,
+			 struct p2p_buf *buf)
+{
+	const bool peer = p2p_peer_path(self->path);
+	void *data = calloc(1, buf->len);
+	struct p2p_view view;
+
+	ASSERT_NE(NULL, data);
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf->p, buf->len,
+				 P2PTEST_NIC_MR_WRITE, &buf->handle));
+	ASSERT_EQ(0, nouveau_to_vram(self->fd, buf->p, buf->len));
+	ASSERT_EQ((long)buf->pages, nouveau_resident(buf->p, buf->len));
+
+	EXPECT_EQ(0, p2p_nic_read(&self->nic, buf->handle, buf->p, data,
+				  buf->len, NULL));
+	p2p_expect_pattern(_metadata, "NIC read", data, BEFORE, 0, buf->len);
+	ASSERT_EQ(0, p2p_nic_view(&self->nic, buf->handle, buf->p, buf->len,
+				  &view));
+	EXPECT_EQ(peer ? buf->pages : 0, view.peer);
+	EXPECT_EQ(buf->pages, view.reason[p2p_path_reason(self->path)]);
+	EXPECT_EQ(peer ? (long)buf->pages : 0,
+		  nouveau_resident(buf->p, buf->len));
+
+	p2p_fill(data, AFTER, 0, buf->len);
+	EXPECT_EQ(0, p2p_nic_write(&self->nic, buf->handle, buf->p, data,
+				   buf->len, NULL));
+	EXPECT_EQ(peer ? (long)buf->pages : 0,
+		  nouveau_resident(buf->p, buf->len));
+	all_home(_metadata, buf, AFTER);
+
+	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf->handle));
+	buf_free(_metadata, buf);
+	free(data);
+}
+
+TEST_F_TIMEOUT(nouveau_nic, pages, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	p2p_buf_alloc(_metadata, &buf, 4, BEFORE);
+	nic_transfer(_metadata, self, &buf);
+}
+
+/* A page that is reached, comes home, and is somewhere else the next time */
+TEST_F_TIMEOUT(nouveau_nic, moves, TIMEOUT_S)
+{
+	unsigned char data[P2P_PAGE];
+	struct p2p_buf buf;
+	int i;
+
+	p2p_buf_alloc(_metadata, &buf, 1, BEFORE);
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p, buf.len,
+				 P2PTEST_NIC_MR_WRITE, &buf.handle));
+	for (i = 0; i < 3; i++) {
+		ASSERT_EQ(0, nouveau_to_vram(self->fd, buf.p, buf.len));
+		ASSERT_EQ(1, nouveau_resident(buf.p, buf.len));
+		p2p_fill(data, AFTER + i, 0, buf.len);
+		EXPECT_EQ(0, p2p_nic_write(&self->nic, buf.handle, buf.p, data,
+					   buf.len, NULL));
+		all_home(_metadata, &buf, AFTER + i);
+		EXPECT_EQ(0, p2p_nic_read(&self->nic, buf.handle, buf.p, data,
+					  buf.len, NULL));
+		p2p_expect_pattern(_metadata, "NIC read", data, AFTER + i, 0,
+				   buf.len);
+	}
+	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
+	buf_free(_metadata, &buf);
+}
+
+/* Some pages of a huge one, by its NIC */
+TEST_F_TIMEOUT(nouveau_nic, huge, TIMEOUT_S)
+{
+	const size_t pos = 300 * P2P_PAGE, len = 2 * P2P_PAGE;
+	unsigned char data[2 * P2P_PAGE];
+	struct p2p_buf buf;
+
+	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
+		return;
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p, buf.len,
+				 P2PTEST_NIC_MR_WRITE, &buf.handle));
+	ASSERT_EQ(0, nouveau_to_vram(self->fd, buf.p, buf.len));
+	ASSERT_EQ((long)buf.pages, nouveau_resident(buf.p, buf.len));
+	EXPECT_EQ(0, p2p_nic_read(&self->nic, buf.handle, buf.p + pos, data,
+				  len, NULL));
+	p2p_expect_pattern(_metadata, "NIC read", data, BEFORE, pos, len);
+	if (p2p_peer_path(self->path))
+		EXPECT_EQ((long)buf.pages, nouveau_resident(buf.p, buf.len));
+	all_home(_metadata, &buf, BEFORE);
+	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
+	buf_free(_metadata, &buf);
+}
+
+/*
+ * More huge pages than windows, while a buffer has most of BAR1: the buffer makes
+ * room, and keeps its contents. Pages without a window come home.
+ */
+TEST_F_TIMEOUT(nouveau_nic, more_than_windows, TIMEOUT_S)
+{
+	struct p2p_buf bufs[MAX_NIC_WINDOWS + 2];
+	unsigned char data[P2P_PAGE];
+	size_t i, count, peers = 0;
+	struct p2p_view view;
+	void *gem;
+	long bar;
+	int fd;
+
+	count = windows(_metadata, self->fd, &bar);
+	if (count > MAX_NIC_WINDOWS)
+		SKIP(return, "BAR1 is too large for a NIC as slow as this");
+	fd = nouveau_open_without_svm();
+	ASSERT_LE(0, fd);
+	gem = nouveau_gem_map(fd, GEM_SIZE(bar));
+	ASSERT_NE(NULL, gem);
+	gem_fill(gem, GEM_SIZE(bar), 1);
+	for (i = 0; i < count + 2; i++) {
+		struct p2p_buf *buf = &bufs[i];
+
+		if (!p2p_buf_alloc_huge(_metadata, buf, BEFORE + i))
+			return;
+		ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf->p, buf->len,
+					 P2PTEST_NIC_MR_WRITE, &buf->handle));
+		ASSERT_EQ(0, nouveau_to_vram(self->fd, buf->p, buf->len));
+		ASSERT_EQ((long)buf->pages,
+			  nouveau_resident(buf->p, buf->len));
+	}
+	for (i = 0; i < count + 2; i++) {
+		struct p2p_buf *buf = &bufs[i];
+		const size_t pos = i * P2P_PAGE;
+
+		EXPECT_EQ(0, p2p_nic_read(&self->nic, buf->handle,
+					  buf->p + pos, data, P2P_PAGE, NULL));
+		p2p_expect_pattern(_metadata, "NIC read", data, BEFORE + i,
+				   pos, P2P_PAGE);
+		ASSERT_EQ(0, p2p_nic_view(&self->nic, buf->handle, buf->p + pos,
+					  P2P_PAGE, &view));
+		peers += view.peer;
+	}
+	EXPECT_EQ(p2p_peer_path(self->path) ? count : 0, peers);
+	for (i = 0; i < count + 2; i++) {
+		all_home(_metadata, &bufs[i], BEFORE + i);
+		EXPECT_EQ(0, p2p_nic_dereg(&self->nic, bufs[i].handle));
+		buf_free(_metadata, &bufs[i]);
+	}
+	EXPECT_TRUE(gem_has(gem, GEM_SIZE(bar), 1));
+	EXPECT_EQ(0, munmap(gem, GEM_SIZE(bar)));
+	close(fd);
+}
+
+TEST_HARNESS_MAIN

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * nouveau.h - shared virtual memory of nouveau, by its ioctls
+ *
+ * Functions return 0 or a count if they succeed and a negative errno if they
+ * fail.
+ */
+#ifndef NOUVEAU_H
+#define NOUVEAU_H
+
+#include <stddef.h>
+
+/* A GPU of nouveau's; the process can move memory to it, or -ENODEV */
+int nouveau_open(void);
+/* The same, and memory can not be moved yet */
+int nouveau_open_without_svm(void);
+int nouveau_svm_init(int fd);
+/* Move what can be moved. There is no telling what was */
+int nouveau_to_vram(int fd, void *addr, size_t len);
+/*
+ * How many pages of the range are device private: their entries are those of
+ * a swap, which this process must not have otherwise
+ */
+long nouveau_resident(const void *addr, size_t len);
+
+/* Size of BAR1 */
+long nouveau_bar1(int fd);
+/* A buffer in video memory: its handle, for nouveau_gem_close() */
+long nouveau_gem_new(int fd, size_t len);
+void nouveau_gem_close(int fd, long handle);
+/*
+ * A buffer in video memory, mapped: its pages are in BAR1 as long as they are
+ * mapped, and come there when they are touched. NULL if that fails.
+ */
+void *nouveau_gem_map(int fd, size_t len);
+
+#endif /* NOUVEAU_H */
