@@ -266,20 +266,22 @@ static size_t windows(struct __test_metadata *_metadata, int fd, long *bar)
 }
 
 /* Touches a page of each 64 KiB only: each touch is seen by a device */
-static void gem_fill(volatile __u64 *gem, size_t len, __u64 seed)
+static void gem_fill(__u64 *gem, size_t len, __u64 seed)
 {
 	size_t i;
 
 	for (i = 0; i < len; i += 16 * P2P_PAGE)
-		gem[i / sizeof(*gem)] = seed + i;
+		__atomic_store_n(&gem[i / sizeof(*gem)], seed + i,
+				 __ATOMIC_RELAXED);
 }
 
-static bool gem_has(const volatile __u64 *gem, size_t len, __u64 seed)
+static bool gem_has(const __u64 *gem, size_t len, __u64 seed)
 {
 	size_t i;
 
 	for (i = 0; i < len; i += 16 * P2P_PAGE) {
-		if (gem[i / sizeof(*gem)] != seed + i)
+		if (__atomic_load_n(&gem[i / sizeof(*gem)],
+				    __ATOMIC_RELAXED) != seed + i)
 			return false;
 	}
 	return true;

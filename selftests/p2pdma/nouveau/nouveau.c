@@ -25,14 +25,14 @@
  * What the GPU may use for buffers of its own, and the process may not: an
  * address range that the kernel gives to nobody unasked.
  */
-#define UNMANAGED_ADDR	(1ULL << 46)
-#define UNMANAGED_SIZE	(1ULL << 40)
+#define UNMANAGED_ADDR	0x400000000000ULL
+#define UNMANAGED_SIZE	0x10000000000ULL
 
 /* BAR1, which has 64 bits, comes after BAR0, which has 32 */
 #define BAR1	1
 
-/* An entry of /proc/PID/pagemap: Documentation/admin-guide/mm/pagemap.rst */
-#define PAGEMAP_SWAPPED	(1ULL << 62)
+/* Bit 62 of an entry: Documentation/admin-guide/mm/pagemap.rst */
+#define PAGEMAP_SWAPPED	0x4000000000000000ULL
 
 static bool is_nouveau(int fd)
 {
