@@ -55,6 +55,9 @@ struct Settings {
     topology: String,
     load: BTreeMap<String, Vec<String>>,
     machine: BTreeMap<String, Kind>,
+    prepare: BTreeMap<String, Vec<String>>,
+    pascal: BTreeMap<String, Vec<String>>,
+    edu: BTreeMap<String, bool>,
     limit: u64,
     kernel: Kernel,
 }
@@ -71,21 +74,28 @@ impl Settings {
                 Kind::Parallel => connectx.clone(),
             };
             let load = longest(&self.load, program).unwrap_or_default();
-            let with = machines.entry((kind, connectx, load)).or_default();
+            let pascal = longest(&self.pascal, program);
+            let prepare = longest(&self.prepare, program).unwrap_or_default();
+            let edu = longest(&self.edu, program).unwrap_or_default();
+            let machine = (kind, connectx, load, pascal, prepare, edu);
+            let with = machines.entry(machine).or_default();
             if !with.contains(program) {
                 with.push(program.clone());
             }
         }
-        let programs = machines
-            .into_iter()
-            .map(|((machine, connectx, load), programs)| Spec {
+        let programs = machines.into_iter().map(
+            |((machine, connectx, load, pascal, prepare, edu), programs)| Spec {
                 machine,
                 connectx,
                 load,
+                pascal,
+                prepare,
+                edu,
                 programs,
                 limit: self.limit,
                 ..Spec::default()
-            });
+            },
+        );
         let kunit = tests.kunit.iter().map(|filter| self.kunit(filter));
         programs.chain(kunit).collect()
     }
