@@ -7,7 +7,13 @@ use crate::copy::{self, CLASSES, Context, CopyEngine, Refused};
 use crate::mmu::Tables;
 use crate::space::{Fault, Place, Space};
 
-/// In the instance block: the ring of commands, its address and log2 of its entries.
+/// In the instance block: how far the ring was read. The driver saves the block when the
+/// device is switched off, and so the channel goes on where it was.
+const RAMFC_GET: u64 = 0x14;
+/// And the classes of the subchannels: a place of the model's own, which the driver
+/// leaves alone.
+const RAMFC_OBJECTS: u64 = 0x1c0;
+/// The ring of commands, its address and log2 of its entries.
 const RAMFC_GPFIFO: u64 = 0x48;
 
 /// Methods of the host, on all subchannels.
@@ -76,6 +82,7 @@ struct Wait {
 
 /// A channel that the driver has started.
 pub struct Channel {
+    instance: Place,
     tables: Tables,
     ring: u64,
     mask: u32,
@@ -106,15 +113,27 @@ impl Channel {
         let ring = space.read_u64(Place::vram(instance).after(RAMFC_GPFIFO))?;
         // Five bits: what is above is not of the size.
         let log2 = (ring >> 48) & 0x1f;
+        let mask = ((1u64 << log2) - 1) as u32;
+        let mut get = [0; 4];
+        let instance = Place::vram(instance);
+        space.read(instance.after(RAMFC_GET), &mut get)?;
+        let get = u32::from_le_bytes(get) & mask;
+        let mut objects = [0; 8];
+        for (n, object) in (0..).zip(&mut objects) {
+            let mut data = [0; 4];
+            space.read(instance.after(RAMFC_OBJECTS + n * 4), &mut data)?;
+            *object = u32::from_le_bytes(data);
+        }
         Ok(Self {
+            instance,
             tables,
             ring: ring & ((1 << 40) - 1),
-            mask: ((1u64 << log2) - 1) as u32,
-            get: 0,
-            put: 0,
+            mask,
+            get,
+            put: get,
             words: VecDeque::new(),
             header: None,
-            objects: [0; 8],
+            objects,
             semaphore: [0; 3],
             wait: None,
             engine: CopyEngine::default(),
@@ -134,7 +153,14 @@ impl Channel {
 
     /// Works until there is nothing left to do.
     pub fn run(&mut self, context: &mut Context<'_>) -> Stop {
-        match self.run_all(context) {
+        let ran = self.run_all(context);
+        // The block was read when the channel was started.
+        let get = self.get.to_le_bytes();
+        let _ = context.space.write(self.instance.after(RAMFC_GET), &get);
+        let objects = self.objects.map(u32::to_le_bytes).concat();
+        let place = self.instance.after(RAMFC_OBJECTS);
+        let _ = context.space.write(place, &objects);
+        match ran {
             Ok(true) => Stop::Idle,
             Ok(false) => Stop::Waiting,
             Err(death) => Stop::Dead(death),

@@ -45,10 +45,12 @@ struct State {
     begin: Instant,
     /// What the driver has set the clock to when it began.
     time: u64,
+    /// The program that initialises the board was run.
+    is_initialised: bool,
 }
 
 impl State {
-    fn new() -> Self {
+    fn new(is_initialised: bool) -> Self {
         Self {
             pmc: Pmc::default(),
             host: Host::default(),
@@ -56,6 +58,7 @@ impl State {
             bar1: Tlb::default(),
             begin: Instant::now(),
             time: 0,
+            is_initialised,
         }
     }
 
@@ -96,7 +99,8 @@ impl Gpu {
             transfers: u64::MAX,
             vram,
             vbios: vbios::image(),
-            state: State::new(),
+            // By the machine's firmware.
+            state: State::new(true),
         }
     }
 
@@ -104,13 +108,31 @@ impl Gpu {
     pub fn reset(&mut self) {
         self.config = pci::config();
         self.memory.is_bus_master = false;
-        self.state = State::new();
+        self.state = State::new(true);
     }
 
     /// Writes to configuration space.
     pub fn config_write(&mut self, at: u64, data: &[u8]) {
+        let was_on = self.is_on();
         self.config.write(at, data);
+        if was_on && !self.is_on() {
+            self.power_off();
+        }
         self.memory.is_bus_master = self.config.is_bus_master();
+    }
+
+    fn is_on(&self) -> bool {
+        let mut power = [0];
+        self.config.read(pci::POWER as u64, &mut power);
+        power[0] & 3 == 0
+    }
+
+    /// In D3 all is lost but configuration space, as it would be if the power was off.
+    fn power_off(&mut self) {
+        self.state = State::new(false);
+        let lost = self.vram.clear();
+        let what = lost.map_or_else(|error| error.to_string(), |()| "off".to_owned());
+        self.witness.event(&Event::Power { what: &what });
     }
 
     /// Reads registers.
@@ -170,7 +192,9 @@ impl Gpu {
             }
             r::MMU_CONTROL => state.get(r::MMU_CONTROL) | r::MMU_READY,
             r::VRAM_SIZE => r::vram_size(self.vram.size()).unwrap_or(0),
-            r::DEVINIT => 1 << 1,
+            r::DEVINIT => u32::from(state.is_initialised) << 1,
+            r::PMU_START => 0,
+            r::PMU_MAILBOX => state.get(register),
             r::LTC_SLICES => 1 << 28,
             r::FAULT_ENTRIES => 128,
             r::BAR1_BLOCK
@@ -223,6 +247,13 @@ impl Gpu {
                 }
             }
             r::USERD => state.host.userd = value,
+            // What the program would do is done.
+            r::PMU_START if value & r::PMU_START_NOW != 0 => {
+                let mailbox = state.get(r::PMU_MAILBOX) | r::PMU_DONE;
+                state.stored.insert(r::PMU_MAILBOX, mailbox);
+                state.is_initialised = true;
+            }
+            r::PMU_START => {}
             r::INVALIDATE => self.invalidate(value),
             r::PREEMPT
             | r::MMU_CONTROL
@@ -230,6 +261,7 @@ impl Gpu {
             | r::BAR2_BLOCK
             | r::WINDOW
             | r::SCRUB
+            | r::PMU_MAILBOX
             | r::INVALIDATE_TABLES
             | r::INVALIDATE_TABLES_HIGH => {
                 state.stored.insert(register, value);

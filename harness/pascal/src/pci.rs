@@ -20,7 +20,10 @@ pub const VECTORS: Vectors = Vectors {
     count: 1,
 };
 
-const PM: usize = 0x60;
+/// Power management.
+pub const PM: usize = 0x60;
+/// The register with the power state, in its lowest two bits: 3 is D3.
+pub const POWER: usize = PM + 4;
 const MSI: usize = 0x68;
 const PCIE: usize = 0x78;
 
@@ -38,8 +41,8 @@ pub fn config() -> Config {
     config.set(CAPABILITIES, &[PM as u8]);
     // Power management, version 3; state D0 or D3hot without a reset.
     config.set(PM, &[0x01, MSI as u8, 0x03, 0x00]);
-    config.set(PM + 4, &[0x08, 0x00]);
-    config.allow(PM + 4, &[0x03, 0x01]);
+    config.set(POWER, &[0x08, 0x00]);
+    config.allow(POWER, &[0x03, 0x01]);
     // One message of 64 bits; QEMU has its own copy.
     config.set(MSI, &[0x05, PCIE as u8, 0x80, 0x00]);
     config.allow(MSI + 2, &[0x71, 0x00]);

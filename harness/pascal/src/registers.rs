@@ -108,6 +108,14 @@ pub const VRAM_SIZE: u32 = 0x10_0ce0;
 /// Whether protected memory needs scrubbing, in bit 4: `subdev/fb/gp102.c`.
 pub const SCRUB: u32 = 0x10_0cd0;
 
+/// Starts the PMU: `subdev/devinit/gm200.c`.
+pub const PMU_START: u32 = 0x10_a100;
+/// In it: start.
+pub const PMU_START_NOW: u32 = 1 << 1;
+/// What the driver and a program of the PMU tell each other.
+pub const PMU_MAILBOX: u32 = 0x10_a040;
+/// In it: the program has initialised the board.
+pub const PMU_DONE: u32 = 0x2000;
 /// Bit 1: the board was initialised: `subdev/devinit/gf100.c`.
 pub const DEVINIT: u32 = 0x02_240c;
 /// Fuses: copy engines that are missing: `subdev/devinit/gm107.c`.
@@ -165,7 +173,9 @@ const STORED: &[(u32, u32)] = &[
     // Interrupts of PBDMAs: engine/fifo/gf100.c, gk104.c, gk208.c.
     (0x00_25a0, 0x00_25a0),
     (0x04_0100, 0x04_0160),
-    // Whether the ROM is shadowed: subdev/pci/base.c.
+    // Configuration space, and whether the ROM is shadowed: subdev/pci/base.c; the
+    // register that `nouveau_pmops_runtime_resume()` writes.
+    (0x08_8488, 0x08_8488),
     (0x08_8050, 0x08_8050),
     // Temperature: subdev/therm/gp100.c.
     (0x02_0460, 0x02_0460),
@@ -181,6 +191,14 @@ const STORED: &[(u32, u32)] = &[
     (0x9a_0160, 0x9a_0160),
     (0x9a_0584, 0x9a_0584),
     (0x9a_065c, 0x9a_065c),
+    // Programs of the PMU, which are not run: subdev/devinit/gm200.c, falcon/gm200.c.
+    (0x10_a010, 0x10_a014),
+    (0x10_a048, 0x10_a048),
+    (0x10_a084, 0x10_a084),
+    (0x10_a104, 0x10_a10c),
+    (0x10_a180, 0x10_a188),
+    (0x10_a1c0, 0x10_a1c4),
+    (0x10_a3c0, 0x10_a3c0),
     // Clearing of the level 2 cache's tables: subdev/ltc/gm107.c, gp102.c.
     (0x17_e204, 0x17_e204),
     (0x17_e338, 0x17_e34c),

@@ -123,6 +123,12 @@ impl Vram {
         self.size
     }
 
+    /// Loses what is in it.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.set_len(self.size)
+    }
+
     fn check(&self, address: u64, len: usize) -> io::Result<()> {
         let end = address.checked_add(len as u64);
         if end.is_some_and(|end| end <= self.size) {

@@ -63,6 +63,11 @@ pub enum Event<'a> {
         /// Whether it was written.
         write: bool,
     },
+    /// The device went to D3, and has lost all.
+    Power {
+        /// `off`, or why that failed.
+        what: &'a str,
+    },
     /// The driver has invalidated translations.
     Invalidate {
         /// As the driver has written it: the address of a directory.

@@ -93,6 +93,21 @@ fn the_ring_wraps_around() {
 }
 
 #[test]
+fn a_channel_that_is_loaded_again_goes_on() {
+    let mut driver = Driver::new();
+    let mut release = method(0, 0x10, &[0, SEMAPHORE as u32, 1, RELEASE]);
+    release.extend(method(4, SET_OBJECT, &[0xc1b5]));
+    assert_eq!(driver.push(&release), Stop::Idle);
+    let instance = driver.channel.instance.address;
+    driver.channel = Channel::load(driver.board.space(), instance).unwrap();
+    assert_eq!((driver.channel.get, driver.channel.put), (1, 1));
+    assert_eq!(driver.channel.objects[4], 0xc1b5);
+    driver.board.set(ram(0x2000), 0);
+    assert_eq!(driver.run(), Stop::Idle);
+    assert_eq!(driver.semaphore()[0], 0);
+}
+
+#[test]
 fn a_channel_waits_for_a_semaphore_and_goes_on() {
     let mut driver = Driver::new();
     let mut words = method(0, 0x10, &[0, SEMAPHORE as u32, 5, ACQUIRE_GREATER_OR_EQUAL]);

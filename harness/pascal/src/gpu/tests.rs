@@ -186,6 +186,23 @@ fn registers_and_windows() {
     assert_eq!(byte, [0x22]);
 }
 
+#[test]
+fn without_power_all_is_lost() {
+    let (mut gpu, ..) = gpu();
+    assert_eq!(get(&mut gpu, r::DEVINIT), 2);
+    gpu.bar1_write(0x8000, &[1; 4]);
+    gpu.config_write(pci::POWER as u64, &[3, 0]);
+    gpu.config_write(pci::POWER as u64, &[0, 0]);
+    assert_eq!(get(&mut gpu, r::BAR1_BLOCK), 0);
+    let mut data = [1; 4];
+    gpu.vram.read(0x80_4000, &mut data).unwrap();
+    assert_eq!(data, [0; 4]);
+    assert_eq!(get(&mut gpu, r::DEVINIT), 0);
+    set(&mut gpu, r::PMU_START, r::PMU_START_NOW);
+    assert_eq!(get(&mut gpu, r::PMU_MAILBOX) & r::PMU_DONE, r::PMU_DONE);
+    assert_eq!(get(&mut gpu, r::DEVINIT), 2);
+}
+
 proptest! {
     #[test]
     fn random_accesses_do_not_end_the_model(
