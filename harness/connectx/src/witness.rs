@@ -6,12 +6,11 @@
 //! from the numbers alone. Queues, completions and mailboxes are not written down.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use endpoint::log::Log;
 use serde::Serialize;
 
 use crate::memory::{Refused, Target};
@@ -85,14 +84,6 @@ enum Event<'a> {
     },
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    n: u64,
-    us: u128,
-    #[serde(flatten)]
-    event: Event<'a>,
-}
-
 /// What was counted, for the end.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Totals {
@@ -116,9 +107,7 @@ pub struct Totals {
 
 /// Writes the log.
 pub struct Witness {
-    out: Option<BufWriter<File>>,
-    begin: Instant,
-    n: u64,
+    log: Log,
     /// Which change wrote a translation: by key, then by entry. The low byte of a key may
     /// change, and its translations stay.
     written: HashMap<u32, HashMap<u64, u64>>,
@@ -134,11 +123,8 @@ const TOLD: usize = 10;
 impl Witness {
     /// Without a file it only counts.
     pub fn new(log: Option<&Path>) -> Result<Self> {
-        let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         Ok(Self {
-            out: log.map(open).transpose()?.map(BufWriter::new),
-            begin: Instant::now(),
-            n: 0,
+            log: Log::new(log)?,
             written: HashMap::new(),
             totals: Totals::default(),
             first_violations: Vec::new(),
@@ -146,20 +132,7 @@ impl Witness {
     }
 
     fn line(&mut self, event: Event<'_>) -> u64 {
-        self.n += 1;
-        if let Some(out) = &mut self.out {
-            let us = self.begin.elapsed().as_micros();
-            let line = Line {
-                n: self.n,
-                us,
-                event,
-            };
-            // A full disk must not end the device; the judge misses the end line.
-            if serde_json::to_writer(&mut *out, &line).is_err() || out.write_all(b"\n").is_err() {
-                self.out = None;
-            }
-        }
-        self.n
+        self.log.line(&event)
     }
 
     /// The change that last wrote a translation.
@@ -267,10 +240,7 @@ impl Witness {
 
     /// Lets the reader see all of it.
     pub fn flush(&mut self) {
-        if let Some(out) = &mut self.out {
-            // As in `line`.
-            let _ = out.flush();
-        }
+        self.log.flush();
     }
 
     /// Writes the last line.

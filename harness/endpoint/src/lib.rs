@@ -3,10 +3,12 @@
 //!
 //! [`server`] listens, and does for a device what does not depend on the device;
 //! [`config`] is configuration space, [`memory`] what the device reaches by DMA,
-//! [`irq`] its interrupts, [`proxy`] the way to ask QEMU.
+//! [`irq`] its interrupts, [`proxy`] the way to ask QEMU, [`log`] what it
+//! writes down.
 
 pub mod config;
 pub mod irq;
+pub mod log;
 pub mod memory;
 pub mod proxy;
 pub mod server;

@@ -2,12 +2,10 @@
 //! judge to read: a line of JSON each.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use endpoint::log::Log;
 use serde::Serialize;
 
 use crate::space::Place;
@@ -88,14 +86,6 @@ pub enum Event<'a> {
     },
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    n: u64,
-    us: u128,
-    #[serde(flatten)]
-    event: &'a Event<'a>,
-}
-
 /// What was counted.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Totals {
@@ -131,9 +121,7 @@ pub struct Totals {
 
 /// Writes the log.
 pub struct Witness {
-    out: Option<BufWriter<File>>,
-    begin: Instant,
-    n: u64,
+    log: Log,
     /// Tell of violations and of what is unknown on standard error.
     verbose: bool,
     unknown: HashMap<(&'static str, &'static str, u32), u64>,
@@ -149,11 +137,8 @@ const TOLD: usize = 10;
 impl Witness {
     /// Without a file it only counts.
     pub fn new(log: Option<&Path>, verbose: bool) -> Result<Self> {
-        let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         Ok(Self {
-            out: log.map(open).transpose()?.map(BufWriter::new),
-            begin: Instant::now(),
-            n: 0,
+            log: Log::new(log)?,
             verbose,
             unknown: HashMap::new(),
             totals: Totals::default(),
@@ -163,19 +148,7 @@ impl Witness {
 
     /// Writes a line.
     pub fn event(&mut self, event: &Event<'_>) {
-        self.n += 1;
-        if let Some(out) = &mut self.out {
-            let us = self.begin.elapsed().as_micros();
-            let line = Line {
-                n: self.n,
-                us,
-                event,
-            };
-            // A full disk must not end the device; the judge misses the end line.
-            if serde_json::to_writer(&mut *out, &line).is_err() || out.write_all(b"\n").is_err() {
-                self.out = None;
-            }
-        }
+        self.log.line(event);
     }
 
     /// Something that the model does not know; told the first time.
@@ -219,10 +192,7 @@ impl Witness {
 
     /// Lets the reader see all of it.
     pub fn flush(&mut self) {
-        if let Some(out) = &mut self.out {
-            // As in `event`.
-            let _ = out.flush();
-        }
+        self.log.flush();
     }
 
     /// Writes the last line.
