@@ -187,3 +187,41 @@ impl ServerBackend for Shared {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Scheme;
+    use crate::testing::Bench;
+
+    /// No command comes between the translation of an address and its use, and QEMU, which
+    /// holds a lock, does not wait for a packet that waits for QEMU.
+    #[test]
+    fn registers_are_not_written_while_qemu_is_asked() {
+        let Some(bench) = Bench::bare(Scheme::Transport) else {
+            return;
+        };
+        let register = bench.device.l.init_seg.cmdq_addr_h.byte() as u64;
+        let mut shared = Shared::new(bench.device, None);
+        let (bar, config) = (VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX);
+        let seen = |shared: &mut Shared| {
+            let mut data = [0; 4];
+            shared.region_read(bar, register, &mut data).unwrap();
+            u32::from_be_bytes(data)
+        };
+        shared.lock().bus.begin(1);
+        assert!(shared.lock().bus.read(0x1000, &mut [0]).is_err());
+        shared.region_write(bar, register, &[0, 0, 0, 7]).unwrap();
+        assert_eq!(seen(&mut shared), 0);
+        // Configuration space is not put off: bus mastering ends at once.
+        shared.region_write(config, 4, &[6, 0]).unwrap();
+        assert!(shared.lock().memory.is_bus_master);
+        shared.lock().answered(Ok(vec![0]));
+        assert_eq!(shared.state().put_off, [(register, vec![0, 0, 0, 7])]);
+        // A reset forgets what was put off.
+        shared.reset().unwrap();
+        assert!(shared.state().put_off.is_empty());
+        shared.region_write(bar, register, &[0, 0, 0, 8]).unwrap();
+        assert_eq!(seen(&mut shared), 8);
+    }
+}
