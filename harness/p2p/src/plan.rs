@@ -167,9 +167,7 @@ impl Spec {
             _ => Ok(()),
         }
     }
-}
 
-impl Spec {
     fn models(&self) -> Models<'_> {
         Models {
             connectx: &self.connectx,
