@@ -68,6 +68,25 @@ TEST_F_TIMEOUT(nouveau, there_and_back, TIMEOUT_S)
 	buf_free(_metadata, &buf);
 }
 
+/*
+ * The driver's push buffer has room for 1260 copies. Pages that move at once are
+ * pushed at once, so the buffer gets full, and is used from its beginning, in the
+ * middle of that. No copy is lost, wherever the rounds before have left off.
+ */
+TEST_F_TIMEOUT(nouveau, full_push_buffer, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	int i;
+
+	p2p_buf_alloc(_metadata, &buf, 128, BEFORE);
+	for (i = 0; i < 24; i++) {
+		to_vram(_metadata, self, &buf);
+		all_home(_metadata, &buf, BEFORE + i);
+		p2p_fill(buf.p, BEFORE + i + 1, 0, buf.len);
+	}
+	buf_free(_metadata, &buf);
+}
+
 /* Each page by itself, not in their order */
 TEST_F_TIMEOUT(nouveau, page_by_page, TIMEOUT_S)
 {
