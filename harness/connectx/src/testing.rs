@@ -18,6 +18,7 @@ use crate::command::Status;
 use crate::device::{Device, Known, Options, Scheme};
 use crate::layout::{Field, Headers, Layouts};
 use crate::memory::Memory;
+use crate::queue::CQE;
 use crate::witness::Witness;
 
 /// Where host memory is and how much of it.
@@ -58,7 +59,22 @@ pub struct TestCq {
     pub at: u64,
     pub doorbell: u64,
     pub log_size: u32,
+    /// Bytes from one entry to the next: an entry is the last 64 of them.
+    pub stride: u64,
     pub consumed: u32,
+}
+
+impl TestCq {
+    /// Where an entry is, by its number since the begin.
+    pub fn entry(&self, number: u32) -> u64 {
+        let index = u64::from(number) % (1 << self.log_size);
+        self.at + (index + 1) * self.stride - CQE as u64
+    }
+
+    /// Whether the device has handed this entry over.
+    pub fn is_owned(&self, number: u32, last: u64) -> bool {
+        last >> 4 != 0xf && last & 1 == u64::from(number >> self.log_size) & 1
+    }
 }
 
 /// A queue pair, as the driver knows it.
@@ -245,7 +261,11 @@ impl Bench {
     }
 
     pub fn cq(&mut self, log_size: u32) -> TestCq {
-        let len = 64 << log_size;
+        self.cq_of(log_size, CQE as u64)
+    }
+
+    pub fn cq_of(&mut self, log_size: u32, stride: u64) -> TestCq {
+        let len = stride << log_size;
         let at = self.alloc(len);
         let doorbell = self.alloc(PAGE);
         self.put(at, &vec![0xff; len as usize]);
@@ -254,6 +274,7 @@ impl Bench {
         let set = |l: &Layouts, input: &mut [u8]| {
             let context = &mut input[l.create_cq_in.cq_context.byte()..];
             l.cqc.log_cq_size.set(context, u64::from(log_size));
+            l.cqc.cqe_sz.set(context, stride / CQE as u64 - 1);
             l.cqc.c_eqn_or_apu_element.set(context, eqn);
             l.cqc.dbr_addr.set(context, doorbell);
         };
@@ -263,8 +284,32 @@ impl Bench {
             at,
             doorbell,
             log_size,
+            stride,
             consumed: 0,
         }
+    }
+
+    /// Gives a completion queue another buffer, `offset` times 64 bytes into its first page,
+    /// and tells where. To move there what was not read is up to the driver.
+    pub fn resize(&mut self, cq: &TestCq, log_size: u32, offset: u64) -> Result<TestCq, Status> {
+        let len = offset * 64 + (cq.stride << log_size);
+        let at = self.alloc(len);
+        self.put(at, &vec![0xff; len as usize]);
+        let pages = self.pages(at, len);
+        let (cqn, op_mod) = (u64::from(cq.cqn), self.device.c.misc.cq_resize);
+        let set = |l: &Layouts, input: &mut [u8]| {
+            l.mbox_in.op_mod.set(input, op_mod);
+            l.modify_cq.cqn.set(input, cqn);
+            let context = &mut input[l.modify_cq.cq_context.byte()..];
+            l.cqc.log_cq_size.set(context, u64::from(log_size));
+            l.cqc.page_offset.set(context, offset);
+        };
+        self.command("MODIFY_CQ", &pages, set)?;
+        Ok(TestCq {
+            at: at + offset * 64,
+            log_size,
+            ..cq.clone()
+        })
     }
 
     /// A queue pair in state Reset; `set` sees its context last.
@@ -470,10 +515,9 @@ impl Bench {
     /// The next completion.
     pub fn poll(&mut self, cq: &mut TestCq) -> Option<Cqe> {
         let l = &self.device.l.cqe;
-        let index = u64::from(cq.consumed) % (1 << cq.log_size);
-        let entry = self.get(cq.at + index * 64, 64);
+        let entry = self.get(cq.entry(cq.consumed), CQE);
         let last = l.op_own.get(&entry);
-        if last >> 4 == 0xf || last & 1 != u64::from(cq.consumed >> cq.log_size) & 1 {
+        if !cq.is_owned(cq.consumed, last) {
             return None;
         }
         cq.consumed += 1;

@@ -21,6 +21,7 @@ use crate::testing::{Bench, PAGE, RAM, VRAM};
 
 mod memory;
 mod queues;
+mod resize;
 
 /// Cases of a property, unless `PROPTEST_CASES` says otherwise.
 const CASES: u32 = 32;
