@@ -251,7 +251,7 @@ fn any_request_of_a_real_send_queue_is_carried_out_or_fails() {
 #[test]
 fn any_bytes_in_the_queues_are_survived() {
     // Up to 65535 requests that are flushed one by one take their time.
-    let counter = || prop_oneof![9 => 0..40u16, 1 => any::<u16>()];
+    let counter = || prop_oneof![199 => 0..40u16, 1 => any::<u16>()];
     let input = (bytes(1024), bytes(1024), counter(), counter(), 0..4u64);
     check(&input, |(sends, receives, posted, received, log_size)| {
         let mut bench = Bench::new(Scheme::Transport).unwrap();
