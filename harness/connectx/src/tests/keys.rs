@@ -2,7 +2,7 @@
 
 use crate::device::Scheme;
 use crate::layout::{Field, Layouts};
-use crate::testing::{Bench, LOW, PAGE, Pair};
+use crate::testing::{Bench, LOW, PAGE, Pair, structure};
 
 const START: u64 = 0x10_0000;
 
@@ -50,19 +50,15 @@ impl Ends {
     /// Posts it, and gives the syndrome.
     fn umr(&mut self, key: u32, umr: &Umr) -> u64 {
         let l = &self.bench.device.l;
-        let (mut control, mut context) = (vec![0; l.umr.size], vec![0; l.mkc.size]);
         let octwords = (umr.entries.len() as u64).div_ceil(2);
-        for (field, value) in [
+        let control = [
             (l.umr.flags, umr.flags),
             (l.umr.mkey_mask, umr.mask),
             (l.umr.xlt_octowords, octwords),
             (l.umr.xlt_offset, umr.offset),
-        ] {
-            field.set(&mut control, value);
-        }
-        for (field, value) in &umr.fields {
-            field.set(&mut context, *value);
-        }
+        ];
+        let control = structure(l.umr.size, &control);
+        let context = structure(l.mkc.size, &umr.fields);
         let bytes: Vec<u8> = umr.entries.iter().flat_map(|e| e.to_be_bytes()).collect();
         let is_inline = umr.flags & self.bench.device.c.umr.inline != 0;
         let last = if is_inline {
@@ -299,11 +295,10 @@ fn what_a_request_may_not_do_to_a_key_is_refused() {
 /// Posts a request with fewer inline entries than it says.
 fn cut_off(t: &mut Ends, key: u32, umr: &Umr) -> u64 {
     let l = &t.bench.device.l;
-    let (mut control, context) = (vec![0; l.umr.size], vec![0; l.mkc.size]);
-    l.umr.flags.set(&mut control, umr.flags);
-    l.umr
-        .xlt_octowords
-        .set(&mut control, umr.entries.len() as u64 / 2);
+    let octwords = umr.entries.len() as u64 / 2;
+    let control = [(l.umr.flags, umr.flags), (l.umr.xlt_octowords, octwords)];
+    let control = structure(l.umr.size, &control);
+    let context = vec![0; l.mkc.size];
     let opcode = t.bench.device.c.opcodes.umr;
     t.bench
         .post(&mut t.pair.a, opcode, key, &[control, context, vec![0; 64]]);
@@ -324,10 +319,13 @@ fn the_keys_together_have_no_more_translations_than_there_is_room() {
     let key = t.bench.key(mode, (0, u64::MAX, 12), &[], set);
     let l = t.bench.device.l.umr;
     let flags = t.bench.device.c.umr.translation_offset_en;
-    let (mut control, context) = (vec![0; l.size], vec![0; t.bench.device.l.mkc.size]);
-    l.flags.set(&mut control, flags);
-    l.xlt_octowords.set(&mut control, 1);
-    l.xlt_offset_47_16.set(&mut control, 0xfff0);
+    let control = [
+        (l.flags, flags),
+        (l.xlt_octowords, 1),
+        (l.xlt_offset_47_16, 0xfff0),
+    ];
+    let control = structure(l.size, &control);
+    let context = vec![0; t.bench.device.l.mkc.size];
     let data = t.bench.data(t.list_key, 0, 16);
     let opcode = t.bench.device.c.opcodes.umr;
     t.bench

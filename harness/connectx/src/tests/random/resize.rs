@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::{check, settle};
+use super::check;
 use crate::command::Status;
 use crate::device::Scheme;
 use crate::layout::Layouts;
@@ -158,7 +158,7 @@ impl Driver {
 
     /// Everything that was posted has completed once, in the order of the device's log.
     fn end(mut self) -> Result<(), TestCaseError> {
-        settle(&mut self.bench);
+        self.bench.settle();
         self.poll(usize::MAX);
         for (at, content) in &self.left {
             let now = self.bench.get(*at, content.len());
