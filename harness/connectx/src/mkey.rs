@@ -1,6 +1,7 @@
 //! Memory keys: what an address in a work request stands for.
 
 use crate::device::Device;
+use crate::witness::Used;
 
 /// A key.
 #[derive(Clone, Debug)]
@@ -39,14 +40,14 @@ pub struct Piece {
     pub len: usize,
     /// The key whose translation gave it.
     pub mkey: u32,
-    /// The entry of that key.
-    pub entry: u64,
     /// The address in that key.
     pub va: u64,
     /// The key says that addresses are translated beforehand.
     pub ats: bool,
     /// Relaxed ordering for this direction.
     pub ro: bool,
+    /// The entries by which it was found, that of the key last.
+    pub used: Vec<Used>,
 }
 
 /// Why there is no address.
@@ -64,7 +65,7 @@ pub enum Stop {
 }
 
 /// Keys point to keys, and a chain of them may be a circle.
-const DEPTH: u32 = 4;
+const DEPTH: usize = 4;
 /// Entries that are looked at for one piece of memory. Lists of one byte each, of lists
 /// that are empty up to their end, would take for ever.
 const STEPS: usize = 1 << 18;
@@ -91,7 +92,8 @@ struct Walk<'a> {
     device: &'a Device,
     want: Want,
     pd: Option<u32>,
-    depth: u32,
+    /// Entries of keys above.
+    above: Vec<Used>,
     steps: usize,
     pieces: Vec<Piece>,
 }
@@ -114,7 +116,7 @@ impl Device {
             device: self,
             want,
             pd,
-            depth: 0,
+            above: Vec::new(),
             steps: 0,
             pieces: Vec::new(),
         };
@@ -131,10 +133,10 @@ impl Walk<'_> {
                 addr: va,
                 len,
                 mkey: key,
-                entry: 0,
                 va,
                 ats: false,
                 ro: false,
+                used: Vec::new(),
             });
             return Ok(());
         }
@@ -178,7 +180,7 @@ impl Walk<'_> {
         if self.pd.is_some_and(|pd| get(l.pd) != u64::from(pd)) {
             return denied(format!("key {key:#x} is of another protection domain"));
         }
-        if self.depth == 0 {
+        if self.above.is_empty() {
             let want = self.want;
             let right = match want {
                 Want { atomic: true, .. } => l.a,
@@ -214,14 +216,20 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Goes on at the key that an entry of `from` names.
-    fn down(&mut self, from: u32, key: u32, va: u64, len: usize) -> Result<(), Stop> {
-        if self.depth == DEPTH {
+    /// Goes on at the key that this entry of `from` names.
+    fn down(
+        &mut self,
+        (from, entry): (u32, u64),
+        key: u32,
+        va: u64,
+        len: usize,
+    ) -> Result<(), Stop> {
+        if self.above.len() == DEPTH {
             return denied(format!("key {from:#x}: too many levels"));
         }
-        self.depth += 1;
+        self.above.push(self.device.witness.used(from, entry));
         let found = self.key(key, va, len);
-        self.depth -= 1;
+        self.above.pop();
         found
     }
 
@@ -255,7 +263,7 @@ impl Walk<'_> {
             return denied(format!("key {key:#x} has no entry {number}"));
         };
         let va = l.va.get(entry).wrapping_add(self.inside(named, va));
-        self.down(key, l.key.get(entry) as u32, va, len)
+        self.down((key, number), l.key.get(entry) as u32, va, len)
     }
 
     fn mtt(&mut self, named: Named<'_>, number: u64, va: u64, len: usize) -> Result<(), Stop> {
@@ -281,7 +289,7 @@ impl Walk<'_> {
     fn klms(&mut self, named: Named<'_>, mut offset: u64, mut len: usize) -> Result<(), Stop> {
         let Named { key, mkey } = named;
         let l = self.device.l.klm;
-        for entry in mkey.entries.chunks_exact(l.size) {
+        for (number, entry) in (0..).zip(mkey.entries.chunks_exact(l.size)) {
             if len == 0 {
                 break;
             }
@@ -296,7 +304,7 @@ impl Walk<'_> {
                 .min(len);
             let next = l.key.get(entry) as u32;
             let va = l.va.get(entry).wrapping_add(offset);
-            self.down(key, next, va, here)?;
+            self.down((key, number), next, va, here)?;
             offset = 0;
             len -= here;
         }
@@ -320,14 +328,16 @@ impl Walk<'_> {
         } else {
             l.relaxed_ordering_read
         };
+        let mut used = self.above.clone();
+        used.push(self.device.witness.used(key, entry));
         self.pieces.push(Piece {
             addr,
             len,
             mkey: key,
-            entry,
             va,
             ats: l.ma_translation_mode.get(&mkey.context) != 0,
             ro: ro.get(&mkey.context) != 0,
+            used,
         });
     }
 }

@@ -74,6 +74,17 @@ impl Ends {
         self.bench.poll(&mut self.pair.a_cq).unwrap().syndrome
     }
 
+    /// Writes two entries, from this unit of 16 bytes on.
+    fn change(&mut self, key: u32, flags: u64, offset: u64, entries: [u64; 2]) {
+        let umr = Umr {
+            flags,
+            offset,
+            entries: entries.to_vec(),
+            ..Umr::default()
+        };
+        assert_eq!(self.umr(key, &umr), 0);
+    }
+
     fn context(&self, field: Field) -> u64 {
         field.get(&self.bench.device.mkeys[&(self.key >> 8)].context)
     }
@@ -113,7 +124,7 @@ fn only_the_fields_of_the_mask_change() {
     assert_eq!(t.context(l.mkey_7_0), 0x43);
     assert_eq!(t.entries(), before);
     // The translations are those of the same change as before.
-    let of = |key| t.bench.device.witness.writer(key, 3);
+    let of = |key| t.bench.device.witness.used(key, 3).umr;
     assert_ne!(of(t.key), 0);
     assert_eq!(of(t.key ^ u32::from(LOW as u8 ^ 0x43)), of(t.key));
 }
@@ -190,7 +201,7 @@ fn entries_are_written_where_the_offset_says() {
         let umr = lines.iter().rfind(|line| line["event"] == "umr").unwrap();
         assert_eq!((&umr["first"], &umr["count"]), (&0.into(), &2.into()));
         assert_eq!(umr["cleared"], 1);
-        let of = |entry| t.bench.device.witness.writer(t.key, entry);
+        let of = |entry| t.bench.device.witness.used(t.key, entry).umr;
         assert_eq!((of(1), of(4)), (0, 0));
         assert_eq!(Some(of(0)), umr["n"].as_u64());
         let segments = [
@@ -361,4 +372,61 @@ fn a_way_that_is_too_long_is_refused() {
     assert_eq!(few.len(), 16);
     let all = bench.device.translate(ksm, 0, PAGE as usize, want, pd);
     assert!(matches!(all, Err(crate::mkey::Stop::Denied(_))), "{all:?}");
+}
+
+/// The rule is the witness's, which believes nobody that addresses are looked up in time.
+#[test]
+fn a_dma_by_a_translation_that_has_ended_is_a_violation() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    type Change = fn(&mut Ends, u32);
+    let cases: [(&str, bool, Change); 7] = [
+        ("nothing", true, |_, _| {}),
+        ("the pages beside", true, |t, _| {
+            let flags = t.bench.device.c.umr.translation_offset_en;
+            t.change(t.key, flags, 1, [t.at | 3, 0]);
+        }),
+        ("the page", false, |t, _| {
+            t.change(t.key, 0, 0, [t.at | 3, 0])
+        }),
+        ("no page any more", false, |t, _| {
+            t.change(t.key, 0, 0, [0, 0]);
+        }),
+        ("the key above", false, |t, above| {
+            t.change(above, 0, 0, [u64::from(t.key), START + PAGE]);
+        }),
+        ("a key that is not in use", false, |t, _| {
+            let umr = Umr {
+                mask: t.bench.device.c.mkey_mask.free,
+                fields: vec![(t.bench.device.l.mkc.free, 1)],
+                ..Umr::default()
+            };
+            assert_eq!(t.umr(t.key, &umr), 0);
+        }),
+        ("no key any more", false, |t, _| {
+            let index = u64::from(t.key >> 8);
+            let set = |l: &Layouts, input: &mut [u8]| l.destroy_mkey.mkey_index.set(input, index);
+            t.bench.command("DESTROY_MKEY", &[], set).unwrap();
+        }),
+    ];
+    for (what, is_right, change) in cases {
+        let mut t = Ends::new().unwrap();
+        let mode = t.bench.device.c.mode.ksm;
+        let entries = [u64::from(t.key), START, 0, 0, 0, 0, 0, 0];
+        let above = t.bench.key(mode, (0, PAGE, 12), &entries, |_, _| {});
+        let want = crate::mkey::Want {
+            write: true,
+            remote: true,
+            atomic: false,
+        };
+        let device = &t.bench.device;
+        let pieces = device.translate(above, 8, 8, want, None).unwrap();
+        change(&mut t, above);
+        let device = &mut t.bench.device;
+        device.dma_write(t.pair.a.qpn, &pieces, &[1; 8]).unwrap();
+        device.report();
+        let told = &device.witness.first_violations;
+        assert_eq!(told.is_empty(), is_right, "{what}: {told:?}");
+        assert!(told.iter().all(|told| told.ends_with("was changed before")));
+    }
 }
