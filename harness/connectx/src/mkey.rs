@@ -1,6 +1,7 @@
 //! Memory keys: what an address in a work request stands for.
 
 use crate::device::Device;
+use crate::witness::Used;
 
 /// A key.
 #[derive(Clone, Debug)]
@@ -9,6 +10,14 @@ pub struct Mkey {
     pub context: Vec<u8>,
     /// Its translations, as the driver wrote them: MTTs, KLMs or KSMs.
     pub entries: Vec<u8>,
+}
+
+impl Mkey {
+    /// A translation of so many bytes.
+    fn entry(&self, number: u64, size: usize) -> Option<&[u8]> {
+        let number = usize::try_from(number).ok()?;
+        self.entries.chunks_exact(size).nth(number)
+    }
 }
 
 /// What somebody wants to do with memory.
@@ -31,14 +40,14 @@ pub struct Piece {
     pub len: usize,
     /// The key whose translation gave it.
     pub mkey: u32,
-    /// The entry of that key.
-    pub entry: u64,
     /// The address in that key.
     pub va: u64,
     /// The key says that addresses are translated beforehand.
     pub ats: bool,
     /// Relaxed ordering for this direction.
     pub ro: bool,
+    /// The entries by which it was found, that of the key last.
+    pub used: Vec<Used>,
 }
 
 /// Why there is no address.
@@ -56,7 +65,7 @@ pub enum Stop {
 }
 
 /// Keys point to keys, and a chain of them may be a circle.
-const DEPTH: u32 = 4;
+const DEPTH: usize = 4;
 /// Entries that are looked at for one piece of memory. Lists of one byte each, of lists
 /// that are empty up to their end, would take for ever.
 const STEPS: usize = 1 << 18;
@@ -83,7 +92,8 @@ struct Walk<'a> {
     device: &'a Device,
     want: Want,
     pd: Option<u32>,
-    depth: u32,
+    /// Entries of keys above.
+    above: Vec<Used>,
     steps: usize,
     pieces: Vec<Piece>,
 }
@@ -106,7 +116,7 @@ impl Device {
             device: self,
             want,
             pd,
-            depth: 0,
+            above: Vec::new(),
             steps: 0,
             pieces: Vec::new(),
         };
@@ -123,10 +133,10 @@ impl Walk<'_> {
                 addr: va,
                 len,
                 mkey: key,
-                entry: 0,
                 va,
                 ats: false,
                 ro: false,
+                used: Vec::new(),
             });
             return Ok(());
         }
@@ -140,18 +150,16 @@ impl Walk<'_> {
         self.check(named, va, len)?;
         let l = &device.l.mkc;
         let get = |field: crate::layout::Field| field.get(&mkey.context);
-        let start = get(l.start_addr);
         let mode = get(l.access_mode_4_2) << 2 | get(l.access_mode_1_0);
-        let shift = get(l.log_page_size);
         if mode == device.c.mode.pa {
             self.piece(named, va, len, 0, va);
             Ok(())
         } else if mode == device.c.mode.mtt {
-            self.mtts(named, start, shift, va, len)
+            self.pages(named, va, len, Self::mtt)
         } else if mode == device.c.mode.ksm {
-            self.ksms(named, start, shift, va, len)
+            self.pages(named, va, len, Self::ksm)
         } else if mode == device.c.mode.klms {
-            self.klms(named, va.wrapping_sub(start), len)
+            self.klms(named, va.wrapping_sub(get(l.start_addr)), len)
         } else {
             denied(format!(
                 "key {key:#x} has access mode {mode}, which is not modelled"
@@ -172,7 +180,7 @@ impl Walk<'_> {
         if self.pd.is_some_and(|pd| get(l.pd) != u64::from(pd)) {
             return denied(format!("key {key:#x} is of another protection domain"));
         }
-        if self.depth == 0 {
+        if self.above.is_empty() {
             let want = self.want;
             let right = match want {
                 Want { atomic: true, .. } => l.a,
@@ -208,35 +216,39 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Goes on at the key that an entry of `from` names.
-    fn down(&mut self, from: u32, key: u32, va: u64, len: usize) -> Result<(), Stop> {
-        if self.depth == DEPTH {
+    /// Goes on at the key that this entry of `from` names.
+    fn down(
+        &mut self,
+        (from, entry): (u32, u64),
+        key: u32,
+        va: u64,
+        len: usize,
+    ) -> Result<(), Stop> {
+        if self.above.len() == DEPTH {
             return denied(format!("key {from:#x}: too many levels"));
         }
-        self.depth += 1;
+        self.above.push(self.device.witness.used(from, entry));
         let found = self.key(key, va, len);
-        self.depth -= 1;
+        self.above.pop();
         found
     }
 
-    fn ksms(
+    /// Goes through the pages of a key that has an entry for each: entry, address, bytes.
+    fn pages(
         &mut self,
         named: Named<'_>,
-        start: u64,
-        shift: u64,
         mut va: u64,
         mut len: usize,
+        each: fn(&mut Self, Named<'_>, u64, u64, usize) -> Result<(), Stop>,
     ) -> Result<(), Stop> {
-        let Named { key, mkey } = named;
-        let mask = mask(shift);
+        let l = &self.device.l.mkc;
+        let get = |field: crate::layout::Field| field.get(&named.mkey.context);
+        let (start, shift) = (get(l.start_addr), get(l.log_page_size));
         while len > 0 {
-            self.look(key)?;
-            let here = part(va, len, mask);
-            let index = at(va, shift).wrapping_sub(at(start, shift));
-            let Some((next, base)) = self.device.klm(mkey, index) else {
-                return denied(format!("key {key:#x} has no entry {index}"));
-            };
-            self.down(key, next, base.wrapping_add(va & mask), here)?;
+            self.look(named.key)?;
+            let here = part(va, len, mask(shift));
+            let entry = at(va, shift).wrapping_sub(at(start, shift));
+            each(self, named, entry, va, here)?;
             // A key without bounds may go on at 0.
             va = va.wrapping_add(here as u64);
             len -= here;
@@ -244,10 +256,40 @@ impl Walk<'_> {
         Ok(())
     }
 
+    fn ksm(&mut self, named: Named<'_>, number: u64, va: u64, len: usize) -> Result<(), Stop> {
+        let l = self.device.l.klm;
+        let key = named.key;
+        let Some(entry) = named.mkey.entry(number, l.size) else {
+            return denied(format!("key {key:#x} has no entry {number}"));
+        };
+        let va = l.va.get(entry).wrapping_add(self.inside(named, va));
+        self.down((key, number), l.key.get(entry) as u32, va, len)
+    }
+
+    fn mtt(&mut self, named: Named<'_>, number: u64, va: u64, len: usize) -> Result<(), Stop> {
+        let l = self.device.l.mtt;
+        let needed = if self.want.write { MTT_WRITE } else { MTT_READ };
+        // Beyond the table there is none.
+        let entry = named.mkey.entry(number, l.size);
+        let mtt = entry.map_or(0, |entry| l.ptag.get(entry));
+        if mtt & needed == 0 {
+            let mkey = named.key;
+            return Err(Stop::Fault { mkey, va });
+        }
+        let addr = (mtt & !MTT_FLAGS).wrapping_add(self.inside(named, va));
+        self.piece(named, addr, len, number, va);
+        Ok(())
+    }
+
+    /// Where an address is in its page.
+    fn inside(&self, named: Named<'_>, va: u64) -> u64 {
+        va & mask(self.device.l.mkc.log_page_size.get(&named.mkey.context))
+    }
+
     fn klms(&mut self, named: Named<'_>, mut offset: u64, mut len: usize) -> Result<(), Stop> {
         let Named { key, mkey } = named;
         let l = self.device.l.klm;
-        for entry in mkey.entries.chunks_exact(l.size) {
+        for (number, entry) in (0..).zip(mkey.entries.chunks_exact(l.size)) {
             if len == 0 {
                 break;
             }
@@ -262,40 +304,12 @@ impl Walk<'_> {
                 .min(len);
             let next = l.key.get(entry) as u32;
             let va = l.va.get(entry).wrapping_add(offset);
-            self.down(key, next, va, here)?;
+            self.down((key, number), next, va, here)?;
             offset = 0;
             len -= here;
         }
         if len > 0 {
             return denied(format!("key {key:#x} is shorter than it says"));
-        }
-        Ok(())
-    }
-
-    fn mtts(
-        &mut self,
-        named: Named<'_>,
-        start: u64,
-        shift: u64,
-        mut va: u64,
-        mut len: usize,
-    ) -> Result<(), Stop> {
-        let Named { key, mkey } = named;
-        let mask = mask(shift);
-        let first = at(start, shift);
-        let needed = if self.want.write { MTT_WRITE } else { MTT_READ };
-        while len > 0 {
-            self.look(key)?;
-            let here = part(va, len, mask);
-            let entry = at(va, shift).wrapping_sub(first);
-            let mtt = self.device.mtt(mkey, entry);
-            if mtt & needed == 0 {
-                return Err(Stop::Fault { mkey: key, va });
-            }
-            let addr = (mtt & !MTT_FLAGS).wrapping_add(va & mask);
-            self.piece(named, addr, here, entry, va);
-            va = va.wrapping_add(here as u64);
-            len -= here;
         }
         Ok(())
     }
@@ -314,48 +328,31 @@ impl Walk<'_> {
         } else {
             l.relaxed_ordering_read
         };
+        let mut used = self.above.clone();
+        used.push(self.device.witness.used(key, entry));
         self.pieces.push(Piece {
             addr,
             len,
             mkey: key,
-            entry,
             va,
             ats: l.ma_translation_mode.get(&mkey.context) != 0,
             ro: ro.get(&mkey.context) != 0,
+            used,
         });
     }
 }
 
 impl Device {
-    /// A translation; beyond the table there is none.
-    fn mtt(&self, mkey: &Mkey, entry: u64) -> u64 {
-        let size = self.l.mtt.size;
-        let at = usize::try_from(entry)
-            .unwrap_or(usize::MAX)
-            .saturating_mul(size);
-        let bytes = mkey.entries.get(at..at.saturating_add(size));
-        bytes.map_or(0, |bytes| self.l.mtt.ptag.get(bytes))
-    }
-
-    fn klm(&self, mkey: &Mkey, entry: u64) -> Option<(u32, u64)> {
-        let size = self.l.klm.size;
-        let at = usize::try_from(entry).ok()?.checked_mul(size)?;
-        let bytes = mkey.entries.get(at..at.checked_add(size)?)?;
-        Some((self.l.klm.key.get(bytes) as u32, self.l.klm.va.get(bytes)))
-    }
-
     /// Which of these entries are present, for the witness: those of MTTs that can be read.
     pub fn present(&self, mkey: &Mkey, entries: &[u8]) -> Vec<bool> {
-        let l = &self.l.mkc;
-        let mode = l.access_mode_1_0.get(&mkey.context);
-        if mode == self.c.mode.mtt {
-            let chunks = entries.chunks_exact(self.l.mtt.size);
-            let present = |mtt| self.l.mtt.ptag.get(mtt) & (MTT_READ | MTT_WRITE) != 0;
-            chunks.map(present).collect()
+        let mode = self.l.mkc.access_mode_1_0.get(&mkey.context);
+        let (size, field, bits) = if mode == self.c.mode.mtt {
+            (self.l.mtt.size, self.l.mtt.ptag, MTT_READ | MTT_WRITE)
         } else {
-            let chunks = entries.chunks_exact(self.l.klm.size);
-            chunks.map(|klm| self.l.klm.key.get(klm) != 0).collect()
-        }
+            (self.l.klm.size, self.l.klm.key, u64::MAX)
+        };
+        let entries = entries.chunks_exact(size);
+        entries.map(|entry| field.get(entry) & bits != 0).collect()
     }
 }
 

@@ -9,8 +9,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 
@@ -18,7 +16,10 @@ use crate::command::Status;
 use crate::device::{Device, Known, Options, Scheme};
 use crate::layout::{Field, Headers, Layouts};
 use crate::memory::Memory;
+use crate::queue::CQE;
 use crate::witness::Witness;
+
+mod traffic;
 
 /// Where host memory is and how much of it.
 pub const RAM: u64 = 16 << 20;
@@ -58,7 +59,22 @@ pub struct TestCq {
     pub at: u64,
     pub doorbell: u64,
     pub log_size: u32,
+    /// Bytes from one entry to the next: an entry is the last 64 of them.
+    pub stride: u64,
     pub consumed: u32,
+}
+
+impl TestCq {
+    /// Where an entry is, by its number since the begin.
+    pub fn entry(&self, number: u32) -> u64 {
+        let index = u64::from(number) % (1 << self.log_size);
+        self.at + (index + 1) * self.stride - CQE as u64
+    }
+
+    /// Whether the device has handed this entry over.
+    pub fn is_owned(&self, number: u32, last: u64) -> bool {
+        last >> 4 != 0xf && last & 1 == u64::from(number >> self.log_size) & 1
+    }
 }
 
 /// A queue pair, as the driver knows it.
@@ -89,6 +105,15 @@ pub const LOG_SEND: u64 = 4;
 pub const LOG_RECEIVE: u64 = 4;
 pub const LOG_STRIDE: u64 = 6;
 const LOG_EQ: u64 = 7;
+
+/// A structure of so many bytes with these fields.
+pub fn structure(size: usize, fields: &[(Field, u64)]) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    for (field, value) in fields {
+        field.set(&mut bytes, *value);
+    }
+    bytes
+}
 
 /// A device and its driver.
 pub struct Bench {
@@ -245,7 +270,11 @@ impl Bench {
     }
 
     pub fn cq(&mut self, log_size: u32) -> TestCq {
-        let len = 64 << log_size;
+        self.cq_of(log_size, CQE as u64)
+    }
+
+    pub fn cq_of(&mut self, log_size: u32, stride: u64) -> TestCq {
+        let len = stride << log_size;
         let at = self.alloc(len);
         let doorbell = self.alloc(PAGE);
         self.put(at, &vec![0xff; len as usize]);
@@ -254,6 +283,7 @@ impl Bench {
         let set = |l: &Layouts, input: &mut [u8]| {
             let context = &mut input[l.create_cq_in.cq_context.byte()..];
             l.cqc.log_cq_size.set(context, u64::from(log_size));
+            l.cqc.cqe_sz.set(context, stride / CQE as u64 - 1);
             l.cqc.c_eqn_or_apu_element.set(context, eqn);
             l.cqc.dbr_addr.set(context, doorbell);
         };
@@ -263,8 +293,32 @@ impl Bench {
             at,
             doorbell,
             log_size,
+            stride,
             consumed: 0,
         }
+    }
+
+    /// Gives a completion queue another buffer, `offset` times 64 bytes into its first page,
+    /// and tells where. To move there what was not read is up to the driver.
+    pub fn resize(&mut self, cq: &TestCq, log_size: u32, offset: u64) -> Result<TestCq, Status> {
+        let len = offset * 64 + (cq.stride << log_size);
+        let at = self.alloc(len);
+        self.put(at, &vec![0xff; len as usize]);
+        let pages = self.pages(at, len);
+        let (cqn, op_mod) = (u64::from(cq.cqn), self.device.c.misc.cq_resize);
+        let set = |l: &Layouts, input: &mut [u8]| {
+            l.mbox_in.op_mod.set(input, op_mod);
+            l.modify_cq.cqn.set(input, cqn);
+            let context = &mut input[l.modify_cq.cq_context.byte()..];
+            l.cqc.log_cq_size.set(context, u64::from(log_size));
+            l.cqc.page_offset.set(context, offset);
+        };
+        self.command("MODIFY_CQ", &pages, set)?;
+        Ok(TestCq {
+            at: at + offset * 64,
+            log_size,
+            ..cq.clone()
+        })
     }
 
     /// A queue pair in state Reset; `set` sees its context last.
@@ -303,6 +357,41 @@ impl Bench {
             posted: 0,
             received: 0,
         }
+    }
+
+    /// Two queue pairs, of which the second one receives by a shared queue of 2^log_size
+    /// requests of 32 bytes at `at`. Tells the queue's number as well.
+    pub fn shared(
+        &mut self,
+        cqs: [&TestCq; 2],
+        (at, doorbell): (u64, u64),
+        log_size: u64,
+        limit: u64,
+    ) -> (TestQp, TestQp, u64) {
+        let pd = u64::from(self.pd);
+        let set = |l: &Layouts, input: &mut [u8]| {
+            let wq = &mut input[l.create_rmp_in.wq.byte()..];
+            for (field, value) in [
+                (l.wq.pd, pd),
+                (l.wq.dbr_addr, doorbell),
+                (l.wq.log_wq_sz, log_size),
+                (l.wq.log_wq_stride, 5),
+                (l.wq.lwm, limit),
+            ] {
+                field.set(wq, value);
+            }
+        };
+        let out = self.command("CREATE_RMP", &[at], set).unwrap();
+        let srqn = self.device.l.create_rmp_out.rmpn.get(&out);
+        let kind = self.device.c.misc.srq_rq;
+        let a = self.qp(cqs[0], |_, _| {});
+        let b = self.qp(cqs[1], |l, context| {
+            l.qpc.rq_type.set(context, kind);
+            l.qpc.srqn.set(context, srqn);
+        });
+        self.connect(&a, b.qpn, 0);
+        self.connect(&b, a.qpn, 0);
+        (a, b, srqn)
     }
 
     /// Takes a queue pair to the state that a command's name says.
@@ -384,149 +473,6 @@ impl Bench {
             &entries,
             |_, _| {},
         )
-    }
-
-    pub fn data(&self, key: u32, va: u64, len: u64) -> Vec<u8> {
-        let l = &self.device.l.data;
-        let mut segment = vec![0; l.size];
-        l.byte_count.set(&mut segment, len);
-        l.lkey.set(&mut segment, u64::from(key));
-        l.addr.set(&mut segment, va);
-        segment
-    }
-
-    pub fn remote(&self, key: u32, va: u64) -> Vec<u8> {
-        let l = &self.device.l.raddr;
-        let mut segment = vec![0; l.size];
-        l.rkey.set(&mut segment, u64::from(key));
-        l.raddr.set(&mut segment, va);
-        segment
-    }
-
-    /// Writes a request to the send queue, with a completion, and rings.
-    pub fn post(&mut self, qp: &mut TestQp, opcode: u64, imm: u32, segments: &[Vec<u8>]) {
-        let l = &self.device.l.ctrl;
-        let body: Vec<u8> = segments.concat();
-        let mut wqe = vec![0; l.size];
-        wqe.extend(body);
-        let count = wqe.len().div_ceil(16) as u64;
-        l.opmod_idx_opcode
-            .set(&mut wqe, u64::from(qp.posted) << 8 | opcode);
-        l.qpn_ds.set(&mut wqe, u64::from(qp.qpn) << 8 | count);
-        l.fm_ce_se.set(&mut wqe, self.device.c.misc.cq_update);
-        l.imm.set(&mut wqe, u64::from(imm));
-        self.post_bytes(qp, &wqe);
-    }
-
-    pub fn post_bytes(&mut self, qp: &mut TestQp, wqe: &[u8]) {
-        for block in wqe.chunks(64) {
-            let at = u64::from(qp.posted) % (1 << LOG_SEND) * 64;
-            self.put(qp.send_at + at, block);
-            qp.posted = qp.posted.wrapping_add(1);
-        }
-        self.ring(qp);
-    }
-
-    pub fn ring(&mut self, qp: &TestQp) {
-        self.put_u32(qp.doorbell + 4, u32::from(qp.posted));
-        let mut bytes = [0; 8];
-        bytes[4..].copy_from_slice(&(qp.qpn << 8).to_be_bytes());
-        self.device.write(self.uar << 12 | 0x800, &bytes);
-    }
-
-    /// Posts a receive request.
-    pub fn receive(&mut self, qp: &mut TestQp, segments: &[Vec<u8>]) {
-        let mut wqe = segments.concat();
-        wqe.resize(1 << LOG_STRIDE, 0);
-        let at = (u64::from(qp.received) % (1 << LOG_RECEIVE)) << LOG_STRIDE;
-        self.put(qp.receive_at + at, &wqe);
-        qp.received = qp.received.wrapping_add(1);
-        self.put_u32(qp.doorbell, u32::from(qp.received));
-    }
-
-    /// Runs until there is nothing to do now.
-    pub fn settle(&mut self) {
-        for _ in 0..1_000_000 {
-            if self.device.run().is_err() {
-                return;
-            }
-        }
-        panic!("the device never comes to rest");
-    }
-
-    /// Runs for so long, or until `done`.
-    pub fn wait(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
-        let begin = Instant::now();
-        while begin.elapsed() < limit {
-            self.settle();
-            if done(self) {
-                return true;
-            }
-            thread::sleep(Duration::from_micros(100));
-        }
-        false
-    }
-
-    /// The next completion.
-    pub fn poll(&mut self, cq: &mut TestCq) -> Option<Cqe> {
-        let l = &self.device.l.cqe;
-        let index = u64::from(cq.consumed) % (1 << cq.log_size);
-        let entry = self.get(cq.at + index * 64, 64);
-        let last = l.op_own.get(&entry);
-        if last >> 4 == 0xf || last & 1 != u64::from(cq.consumed >> cq.log_size) & 1 {
-            return None;
-        }
-        cq.consumed += 1;
-        self.put_u32(cq.doorbell, cq.consumed);
-        let is_error =
-            [self.device.c.cqe.req_err, self.device.c.cqe.resp_err].contains(&(last >> 4));
-        let syndrome = self.device.l.err_cqe.syndrome.get(&entry);
-        Some(Cqe {
-            opcode: last >> 4,
-            syndrome: if is_error { syndrome } else { 0 },
-            counter: l.wqe_counter.get(&entry),
-            bytes: if is_error { 0 } else { l.byte_cnt.get(&entry) },
-            imm: if is_error { 0 } else { l.imm.get(&entry) },
-            qpn: l.sop_drop_qpn.get(&entry) & 0xff_ffff,
-        })
-    }
-
-    /// The next event: its type and all of it.
-    pub fn event(&mut self) -> Option<(u64, Vec<u8>)> {
-        let l = &self.device.l.eqe;
-        let index = u64::from(self.eq_consumed) % (1 << LOG_EQ);
-        let entry = self.get(self.eq_at + index * 64, 64);
-        let owner = l.owner.get(&entry);
-        if owner & 0xfe != 0 || owner & 1 != u64::from(self.eq_consumed >> LOG_EQ) & 1 {
-            return None;
-        }
-        self.eq_consumed += 1;
-        let kind = l.kind.get(&entry);
-        Some((kind, entry))
-    }
-
-    /// The next event of this type.
-    pub fn event_of(&mut self, kind: u64) -> Option<Vec<u8>> {
-        loop {
-            let (found, entry) = self.event()?;
-            if found == kind {
-                return Some(entry);
-            }
-        }
-    }
-
-    /// Tells the device what was read of the event queue.
-    pub fn arm_eq(&mut self) {
-        let value = self.eqn << 24 | self.eq_consumed;
-        self.device
-            .write(self.uar << 12 | 0x40, &value.to_be_bytes());
-    }
-
-    pub fn arm_cq(&mut self, cq: &TestCq, solicited: bool) {
-        let first = cq.consumed | u32::from(solicited) << 24;
-        let mut bytes = first.to_be_bytes().to_vec();
-        bytes.extend(cq.cqn.to_be_bytes());
-        self.device.write(self.uar << 12 | 0x20, &bytes);
     }
 
     pub fn interrupts(&self) -> u64 {

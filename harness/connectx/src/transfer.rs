@@ -132,9 +132,7 @@ impl Device {
             return self.keep(qpn, send, Wait::No);
         }
         self.bus.forget();
-        for (dma, done) in std::mem::take(&mut self.moved) {
-            self.witness.dma(&dma, &done);
-        }
+        self.report();
         match moved {
             Ok(()) if send.done >= send.total => self.finish(qpn, &send),
             Ok(()) => self.keep(qpn, send, Wait::No),
@@ -151,6 +149,13 @@ impl Device {
             Err(Halt::Both(ours, theirs)) => return self.fail_both(qpn, &send, ours, theirs),
         }
         self.queue(qpn);
+    }
+
+    /// Writes down what has moved.
+    pub(crate) fn report(&mut self) {
+        for (dma, done) in std::mem::take(&mut self.moved) {
+            self.witness.dma(&dma, &done);
+        }
     }
 
     fn keep(&mut self, qpn: u32, send: Send, wait: Wait) {
@@ -475,7 +480,8 @@ impl Device {
             va: piece.va,
             ats: piece.ats,
             ro: piece.ro,
-            umr: self.witness.writer(piece.mkey, piece.entry),
+            umr: piece.used.last().map_or(0, |used| used.umr),
+            used: piece.used.clone(),
         }
     }
 
@@ -513,7 +519,12 @@ impl Device {
         Ok(data)
     }
 
-    fn dma_write(&mut self, qpn: u32, pieces: &[Piece], data: &[u8]) -> Result<(), Refused> {
+    pub(crate) fn dma_write(
+        &mut self,
+        qpn: u32,
+        pieces: &[Piece],
+        data: &[u8],
+    ) -> Result<(), Refused> {
         let mut rest = data;
         for piece in pieces {
             let (here, left) = rest.split_at(piece.len.min(rest.len()));

@@ -74,8 +74,11 @@ impl Device {
         let present = self.present(mkey, &entries);
         let stride = entries.len() / present.len().max(1);
         let mkey = self.mkeys.get_mut(&(key >> 8)).expect("it was there");
-        for field in changed {
+        for field in &changed {
             field.set(&mut mkey.context, field.get(context));
+        }
+        if !changed.is_empty() {
+            self.witness.umr(key, 0, &[]);
         }
         if !entries.is_empty() {
             if mkey.entries.len() < first + entries.len() {

@@ -15,6 +15,19 @@ use serde::Serialize;
 
 use crate::memory::{Refused, Target};
 
+/// An entry of a key by which an address was translated, as it was then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The key.
+    pub mkey: u32,
+    /// The entry.
+    pub entry: u64,
+    /// The change that wrote the entry.
+    pub umr: u64,
+    /// The last change of the key itself.
+    pub key_umr: u64,
+}
+
 /// A DMA of data, or the attempt.
 #[derive(Clone, Debug, Serialize)]
 pub struct Dma {
@@ -36,6 +49,9 @@ pub struct Dma {
     pub ro: bool,
     /// The change that wrote this translation.
     pub umr: u64,
+    /// All entries on the way to the address.
+    #[serde(skip)]
+    pub used: Vec<Used>,
 }
 
 #[derive(Serialize)]
@@ -47,7 +63,8 @@ enum Event<'a> {
         to: String,
     },
     /// Entries `first..first + count` of a key's translations were written; `cleared`
-    /// of them are absent now.
+    /// of them are absent now. If there are none, the key itself was changed: what it
+    /// allows, or whether it is in use.
     Umr {
         mkey: u32,
         first: u64,
@@ -105,12 +122,20 @@ pub struct Totals {
     pub violations: u64,
 }
 
+/// What changes made of a key, by their numbers.
+#[derive(Default)]
+struct Written {
+    /// Which one wrote a translation.
+    entries: HashMap<u64, u64>,
+    /// The last one of the key itself.
+    key: u64,
+}
+
 /// Writes the log.
 pub struct Witness {
     log: Log,
-    /// Which change wrote a translation: by key, then by entry. The low byte of a key may
-    /// change, and its translations stay.
-    written: HashMap<u32, HashMap<u64, u64>>,
+    /// The low byte of a key may change, and its translations stay.
+    written: HashMap<u32, Written>,
     /// What was counted.
     pub totals: Totals,
     /// What was broken first, for people.
@@ -135,14 +160,23 @@ impl Witness {
         self.log.line(&event)
     }
 
-    /// The change that last wrote a translation.
-    pub fn writer(&self, mkey: u32, entry: u64) -> u64 {
-        let written = self.written.get(&(mkey >> 8)).and_then(|of| of.get(&entry));
-        written.copied().unwrap_or(0)
+    /// What an address is translated by now.
+    pub fn used(&self, mkey: u32, entry: u64) -> Used {
+        let written = self.written.get(&(mkey >> 8));
+        let umr = written.and_then(|written| written.entries.get(&entry));
+        Used {
+            mkey,
+            entry,
+            umr: umr.copied().unwrap_or(0),
+            key_umr: written.map_or(0, |written| written.key),
+        }
     }
 
-    /// A DMA was done, or refused: that is a violation, unless the driver never said
-    /// where the memory was.
+    /// A DMA was done, or refused, which is a violation.
+    ///
+    /// So is one whose address was looked up before a change. Once the driver is told that a
+    /// change has completed, no DMA may use what it ended: the page may be somebody
+    /// else's. Here the driver is told in the step that makes the change.
     pub fn dma(&mut self, dma: &Dma, done: &Result<Target, Refused>) {
         let to = match done {
             Ok(Target::Ram) => {
@@ -172,9 +206,17 @@ impl Witness {
                 dma.dir, dma.len, dma.addr, dma.mkey
             ));
         }
+        let ended = dma.used.iter().find(|u| self.used(u.mkey, u.entry) != **u);
+        if let Some(Used { mkey, entry, .. }) = ended {
+            self.violation(&format!(
+                "DMA {} of {} bytes at {:#x} by key {:#x}: entry {entry} of key {mkey:#x} was \
+                 changed before",
+                dma.dir, dma.len, dma.addr, dma.mkey
+            ));
+        }
     }
 
-    /// Translations were written.
+    /// Translations were written, or the key itself if there are none.
     pub fn umr(&mut self, mkey: u32, first: u64, entries: &[bool]) {
         self.totals.umrs += 1;
         let count = entries.len() as u64;
@@ -186,11 +228,14 @@ impl Witness {
             cleared,
         });
         let written = self.written.entry(mkey >> 8).or_default();
+        if entries.is_empty() {
+            written.key = n;
+        }
         for (entry, present) in (first..).zip(entries) {
             if *present {
-                written.insert(entry, n);
+                written.entries.insert(entry, n);
             } else {
-                written.remove(&entry);
+                written.entries.remove(&entry);
             }
         }
     }
@@ -266,6 +311,7 @@ mod tests {
             ats: false,
             ro: false,
             umr: 1,
+            used: Vec::new(),
         }
     }
 
@@ -274,8 +320,8 @@ mod tests {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut witness = Witness::new(Some(log.path())).unwrap();
         witness.umr(0x100, 0, &[true, false]);
-        assert_eq!(witness.writer(0x100, 0), 1);
-        assert_eq!(witness.writer(0x100, 1), 0);
+        assert_eq!(witness.used(0x100, 0).umr, 1);
+        assert_eq!(witness.used(0x100, 1).umr, 0);
         witness.dma(&dma(0x1000), &Ok(Target::Peer(0)));
         witness.dma(&dma(0x2000), &Err(Refused::Unmapped(0x2000)));
         witness.end();
@@ -299,8 +345,8 @@ mod tests {
         let mut witness = Witness::new(None).unwrap();
         witness.umr(1, 4, &[true, true]);
         witness.umr(1, 4, &[false, true]);
-        assert_eq!((witness.writer(1, 4), witness.writer(1, 5)), (0, 2));
+        assert_eq!((witness.used(1, 4).umr, witness.used(1, 5).umr), (0, 2));
         witness.forget(1);
-        assert_eq!(witness.writer(1, 5), 0);
+        assert_eq!(witness.used(1, 5).umr, 0);
     }
 }

@@ -89,15 +89,17 @@ impl Device {
         if self.l.mbox_in.op_mod.get(input) != self.c.misc.cq_resize {
             return Ok(());
         }
-        let c = &self.l.cqc;
+        let c = self.l.cqc;
         let context = slice(input, l.cq_context, c.size)?;
         let log_size = log(c.log_cq_size.get(context), LOG_ENTRIES)?;
         let bytes = (cq.stride as u64) << log_size;
         let page_size = c.log_page_size.get(context);
         let offset = c.page_offset.get(context);
         let buffer = buffer(input, l.pas, bytes, page_size, offset)?;
-        // Those that the driver has not read move there, and the entry that says so.
-        if self.unread(cq) >= 1 << log_size {
+        // What the driver has not read has to fit into both, with the entry that says so: the
+        // driver looks for that one, and does not return without it.
+        let unread = self.unread(cq);
+        if cq.is_broken || unread >= 1 << log_size || unread >= 1 << cq.log_size {
             return Err(Status::Outstanding);
         }
         let last = Completion {
@@ -108,6 +110,9 @@ impl Device {
         if let Some(cq) = self.cqs.get_mut(&cqn) {
             cq.buffer = buffer;
             cq.log_size = log_size;
+            for field in [c.log_cq_size, c.log_page_size, c.page_offset] {
+                field.set(&mut cq.context, field.get(context));
+            }
         }
         Ok(())
     }

@@ -68,21 +68,6 @@ impl Ends {
             .unwrap();
         mkey.entries[8..16].copy_from_slice(&(self.pages[2 * end + 1] | 3).to_be_bytes());
     }
-
-    fn resume(&mut self, token: u64, error: bool) {
-        let scheme = self.bench.device.options.scheme;
-        let set = |l: &Layouts, input: &mut [u8]| {
-            let l = &l.resume;
-            let (token_at, error_at) = match scheme {
-                Scheme::Transport => (l.token, l.error),
-                Scheme::Memory => (l.token_31_0, l.memory_error),
-            };
-            token_at.set(input, token);
-            error_at.set(input, u64::from(error));
-        };
-        self.bench.command("PAGE_FAULT_RESUME", &[], set).unwrap();
-        self.bench.settle();
-    }
 }
 
 /// What the event says: its subtype, token, and the rest by name.
@@ -94,31 +79,29 @@ fn told(t: &mut Ends) -> (u64, u64, Vec<(&'static str, u64)>) {
     let pf = &t.bench.device.c.pfault;
     let get = |field: crate::layout::Field| field.get(&event);
     let sub = get(l.sub_type);
-    if sub == pf.memory {
-        let of = vec![
+    let of = if sub == pf.memory {
+        vec![
             ("mkey", get(l.memory_mkey)),
             ("va", get(l.memory_va)),
             ("pages", get(l.memory_pages) >> 12),
-        ];
-        (sub, get(l.memory_token_31_0), of)
+        ]
     } else if sub == pf.rdma {
-        let of = vec![
+        vec![
             ("committed", get(l.rdma_bytes_committed)),
             ("key", get(l.rdma_r_key)),
             ("va", get(l.rdma_va)),
             ("packet", get(l.rdma_packet_length)),
             ("op", get(l.rdma_op_len)),
-        ];
-        (sub, get(l.rdma_pftype_token) & 0xff_ffff, of)
+        ]
     } else {
-        let of = vec![
+        vec![
             ("committed", get(l.wqe_bytes_committed)),
             ("kind", get(l.wqe_pftype_wq) >> 24),
             ("wq", get(l.wqe_pftype_wq) & 0xff_ffff),
             ("index", get(l.wqe_index)),
-        ];
-        (sub, get(l.wqe_token), of)
-    }
+        ]
+    };
+    (sub, t.bench.token(&event), of)
 }
 
 fn expected(t: &Ends, absent: Absent) -> (u64, Vec<(&'static str, u64)>) {
@@ -184,11 +167,11 @@ fn the_driver_is_asked_and_its_answer_lets_the_rest_arrive() {
         assert_eq!(t.bench.get(t.pages[3], PAGE as usize), [0; PAGE as usize]);
         assert!(t.bench.poll(&mut t.pair.a_cq).is_none());
         // An answer without a page is a question again.
-        t.resume(token, false);
+        t.bench.resume(token, false).unwrap();
         let (_, next, _) = told(&mut t);
         assert_ne!(next, token);
         t.page_in(absent);
-        t.resume(next, false);
+        t.bench.resume(next, false).unwrap();
         assert_eq!(t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome, 0);
         assert_eq!(
             t.bench.get(t.pages[3], PAGE as usize),
@@ -212,7 +195,7 @@ fn an_answer_that_there_is_no_page_ends_the_request() {
             return;
         };
         let (_, token, _) = told(&mut t);
-        t.resume(token, true);
+        t.bench.resume(token, true).unwrap();
         let s = t.bench.device.c.syndromes;
         let (ours, theirs) = match absent {
             Absent::Requester => (s.local_prot_err, None),
@@ -231,8 +214,7 @@ fn an_answer_to_no_question_is_refused() {
     let Some(mut t) = Ends::new(Scheme::Transport, Absent::Requester) else {
         return;
     };
-    let set = |l: &Layouts, input: &mut [u8]| l.resume.token.set(input, 0xff_ff00);
-    let answer = t.bench.command("PAGE_FAULT_RESUME", &[], set);
+    let answer = t.bench.resume(0xff_ff00, false);
     assert_eq!(answer, Err(crate::command::Status::BadParam));
 }
 
@@ -244,7 +226,7 @@ fn an_answer_after_the_other_end_has_gone_does_not_touch_it() {
     let (_, token, _) = told(&mut t);
     let b = t.pair.b.clone();
     t.bench.modify("2RST_QP", &b, &[]).unwrap();
-    t.resume(token, true);
+    t.bench.resume(token, true).unwrap();
     let s = t.bench.device.c.syndromes;
     assert_eq!(
         t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome,
@@ -261,7 +243,7 @@ fn the_key_that_is_never_there_faults() {
     };
     let (_, token, _) = told(&mut t);
     t.page_in(Absent::Requester);
-    t.resume(token, false);
+    t.bench.resume(token, false).unwrap();
     assert_ne!(t.keys[0] & 0xff, 0);
     assert_eq!(t.keys[0] & 0xff, LOW);
     let null = t.bench.device.null_mkey;

@@ -2,7 +2,7 @@
 
 use crate::device::Scheme;
 use crate::layout::{Field, Layouts};
-use crate::testing::{Bench, LOW, PAGE, Pair};
+use crate::testing::{Bench, LOW, PAGE, Pair, structure};
 
 const START: u64 = 0x10_0000;
 
@@ -50,19 +50,15 @@ impl Ends {
     /// Posts it, and gives the syndrome.
     fn umr(&mut self, key: u32, umr: &Umr) -> u64 {
         let l = &self.bench.device.l;
-        let (mut control, mut context) = (vec![0; l.umr.size], vec![0; l.mkc.size]);
         let octwords = (umr.entries.len() as u64).div_ceil(2);
-        for (field, value) in [
+        let control = [
             (l.umr.flags, umr.flags),
             (l.umr.mkey_mask, umr.mask),
             (l.umr.xlt_octowords, octwords),
             (l.umr.xlt_offset, umr.offset),
-        ] {
-            field.set(&mut control, value);
-        }
-        for (field, value) in &umr.fields {
-            field.set(&mut context, *value);
-        }
+        ];
+        let control = structure(l.umr.size, &control);
+        let context = structure(l.mkc.size, &umr.fields);
         let bytes: Vec<u8> = umr.entries.iter().flat_map(|e| e.to_be_bytes()).collect();
         let is_inline = umr.flags & self.bench.device.c.umr.inline != 0;
         let last = if is_inline {
@@ -76,6 +72,17 @@ impl Ends {
             .post(&mut self.pair.a, opcode, key, &[control, context, last]);
         self.bench.settle();
         self.bench.poll(&mut self.pair.a_cq).unwrap().syndrome
+    }
+
+    /// Writes two entries, from this unit of 16 bytes on.
+    fn change(&mut self, key: u32, flags: u64, offset: u64, entries: [u64; 2]) {
+        let umr = Umr {
+            flags,
+            offset,
+            entries: entries.to_vec(),
+            ..Umr::default()
+        };
+        assert_eq!(self.umr(key, &umr), 0);
     }
 
     fn context(&self, field: Field) -> u64 {
@@ -117,7 +124,7 @@ fn only_the_fields_of_the_mask_change() {
     assert_eq!(t.context(l.mkey_7_0), 0x43);
     assert_eq!(t.entries(), before);
     // The translations are those of the same change as before.
-    let of = |key| t.bench.device.witness.writer(key, 3);
+    let of = |key| t.bench.device.witness.used(key, 3).umr;
     assert_ne!(of(t.key), 0);
     assert_eq!(of(t.key ^ u32::from(LOW as u8 ^ 0x43)), of(t.key));
 }
@@ -194,7 +201,7 @@ fn entries_are_written_where_the_offset_says() {
         let umr = lines.iter().rfind(|line| line["event"] == "umr").unwrap();
         assert_eq!((&umr["first"], &umr["count"]), (&0.into(), &2.into()));
         assert_eq!(umr["cleared"], 1);
-        let of = |entry| t.bench.device.witness.writer(t.key, entry);
+        let of = |entry| t.bench.device.witness.used(t.key, entry).umr;
         assert_eq!((of(1), of(4)), (0, 0));
         assert_eq!(Some(of(0)), umr["n"].as_u64());
         let segments = [
@@ -299,11 +306,10 @@ fn what_a_request_may_not_do_to_a_key_is_refused() {
 /// Posts a request with fewer inline entries than it says.
 fn cut_off(t: &mut Ends, key: u32, umr: &Umr) -> u64 {
     let l = &t.bench.device.l;
-    let (mut control, context) = (vec![0; l.umr.size], vec![0; l.mkc.size]);
-    l.umr.flags.set(&mut control, umr.flags);
-    l.umr
-        .xlt_octowords
-        .set(&mut control, umr.entries.len() as u64 / 2);
+    let octwords = umr.entries.len() as u64 / 2;
+    let control = [(l.umr.flags, umr.flags), (l.umr.xlt_octowords, octwords)];
+    let control = structure(l.umr.size, &control);
+    let context = vec![0; l.mkc.size];
     let opcode = t.bench.device.c.opcodes.umr;
     t.bench
         .post(&mut t.pair.a, opcode, key, &[control, context, vec![0; 64]]);
@@ -324,10 +330,13 @@ fn the_keys_together_have_no_more_translations_than_there_is_room() {
     let key = t.bench.key(mode, (0, u64::MAX, 12), &[], set);
     let l = t.bench.device.l.umr;
     let flags = t.bench.device.c.umr.translation_offset_en;
-    let (mut control, context) = (vec![0; l.size], vec![0; t.bench.device.l.mkc.size]);
-    l.flags.set(&mut control, flags);
-    l.xlt_octowords.set(&mut control, 1);
-    l.xlt_offset_47_16.set(&mut control, 0xfff0);
+    let control = [
+        (l.flags, flags),
+        (l.xlt_octowords, 1),
+        (l.xlt_offset_47_16, 0xfff0),
+    ];
+    let control = structure(l.size, &control);
+    let context = vec![0; t.bench.device.l.mkc.size];
     let data = t.bench.data(t.list_key, 0, 16);
     let opcode = t.bench.device.c.opcodes.umr;
     t.bench
@@ -363,4 +372,61 @@ fn a_way_that_is_too_long_is_refused() {
     assert_eq!(few.len(), 16);
     let all = bench.device.translate(ksm, 0, PAGE as usize, want, pd);
     assert!(matches!(all, Err(crate::mkey::Stop::Denied(_))), "{all:?}");
+}
+
+/// The rule is the witness's, which believes nobody that addresses are looked up in time.
+#[test]
+fn a_dma_by_a_translation_that_has_ended_is_a_violation() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    type Change = fn(&mut Ends, u32);
+    let cases: [(&str, bool, Change); 7] = [
+        ("nothing", true, |_, _| {}),
+        ("the pages beside", true, |t, _| {
+            let flags = t.bench.device.c.umr.translation_offset_en;
+            t.change(t.key, flags, 1, [t.at | 3, 0]);
+        }),
+        ("the page", false, |t, _| {
+            t.change(t.key, 0, 0, [t.at | 3, 0])
+        }),
+        ("no page any more", false, |t, _| {
+            t.change(t.key, 0, 0, [0, 0]);
+        }),
+        ("the key above", false, |t, above| {
+            t.change(above, 0, 0, [u64::from(t.key), START + PAGE]);
+        }),
+        ("a key that is not in use", false, |t, _| {
+            let umr = Umr {
+                mask: t.bench.device.c.mkey_mask.free,
+                fields: vec![(t.bench.device.l.mkc.free, 1)],
+                ..Umr::default()
+            };
+            assert_eq!(t.umr(t.key, &umr), 0);
+        }),
+        ("no key any more", false, |t, _| {
+            let index = u64::from(t.key >> 8);
+            let set = |l: &Layouts, input: &mut [u8]| l.destroy_mkey.mkey_index.set(input, index);
+            t.bench.command("DESTROY_MKEY", &[], set).unwrap();
+        }),
+    ];
+    for (what, is_right, change) in cases {
+        let mut t = Ends::new().unwrap();
+        let mode = t.bench.device.c.mode.ksm;
+        let entries = [u64::from(t.key), START, 0, 0, 0, 0, 0, 0];
+        let above = t.bench.key(mode, (0, PAGE, 12), &entries, |_, _| {});
+        let want = crate::mkey::Want {
+            write: true,
+            remote: true,
+            atomic: false,
+        };
+        let device = &t.bench.device;
+        let pieces = device.translate(above, 8, 8, want, None).unwrap();
+        change(&mut t, above);
+        let device = &mut t.bench.device;
+        device.dma_write(t.pair.a.qpn, &pieces, &[1; 8]).unwrap();
+        device.report();
+        let told = &device.witness.first_violations;
+        assert_eq!(told.is_empty(), is_right, "{what}: {told:?}");
+        assert!(told.iter().all(|told| told.ends_with("was changed before")));
+    }
 }

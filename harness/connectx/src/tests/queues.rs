@@ -1,6 +1,7 @@
 //! Queues of events and completions: when they interrupt, and what happens if nobody
 //! reads them.
 
+use crate::command::Status;
 use crate::device::Scheme;
 use crate::testing::{Bench, Pair, TestQp};
 
@@ -83,9 +84,11 @@ fn a_completion_queue_that_overruns_ends_with_an_event() {
     assert_eq!(l.cq_err_syndrome.get(&event), 1);
     assert!(bench.poll(&mut cq).is_some());
     assert!(bench.poll(&mut cq).is_some());
-    // It stays so.
+    // It stays so, and another buffer does not help.
     nop(&mut bench, &mut qp);
     assert_eq!((bench.poll(&mut cq), bench.event()), (None, None));
+    let resized = bench.resize(&cq, 3, 0);
+    assert_eq!(resized.err(), Some(Status::Outstanding));
     assert_eq!(bench.device.witness.totals.violations, 0);
 }
 

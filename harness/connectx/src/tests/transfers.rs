@@ -471,27 +471,8 @@ fn a_shared_queue_whose_list_leads_out_of_it_ends_who_uses_it() {
     wqe.extend(t.bench.data(t.to_key, 0x20_0000, 8));
     t.bench.put(at, &wqe);
     t.bench.put(doorbell, &2u32.to_be_bytes());
-    let pd = u64::from(t.bench.pd);
-    let set = |l: &Layouts, input: &mut [u8]| {
-        let wq = &mut input[l.create_rmp_in.wq.byte()..];
-        l.wq.pd.set(wq, pd);
-        l.wq.dbr_addr.set(wq, doorbell);
-        l.wq.log_wq_sz.set(wq, 1);
-        l.wq.log_wq_stride.set(wq, 5);
-        l.wq.lwm.set(wq, 2);
-    };
-    let out = t.bench.command("CREATE_RMP", &[at], set).unwrap();
-    let srqn = t.bench.device.l.create_rmp_out.rmpn.get(&out);
-    let shared = t.bench.device.c.misc.srq_rq;
-    let cq = t.pair.a_cq.clone();
-    let mut a = t.bench.qp(&cq, |_, _| {});
-    let b_cq = t.pair.b_cq.clone();
-    let b = t.bench.qp(&b_cq, |l, context| {
-        l.qpc.rq_type.set(context, shared);
-        l.qpc.srqn.set(context, srqn);
-    });
-    t.bench.connect(&a, b.qpn, 0);
-    t.bench.connect(&b, a.qpn, 0);
+    let cqs = [&t.pair.a_cq, &t.pair.b_cq];
+    let (mut a, b, srqn) = t.bench.shared(cqs, (at, doorbell), 1, 2);
     let opcode = t.bench.device.c.opcodes.send;
     for _ in 0..2 {
         let local = t.bench.data(t.from_key, 0x10_0000, 8);

@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 
-use super::{bytes, check, number, settle};
+use super::{bytes, check, mostly, number};
 use crate::device::{Device, Scheme};
 use crate::layout::Layouts;
 use crate::qp::{State, Wait};
-use crate::testing::{Bench, LOG_SEND, PAGE, Pair, TestQp};
+use crate::testing::{Bench, LOG_SEND, PAGE, Pair, TestQp, structure};
 
 /// Pieces of requests that make sense, to be put together wrongly.
 #[derive(Clone, Debug)]
@@ -25,8 +25,7 @@ enum Part {
 }
 
 fn part() -> impl Strategy<Value = Part> {
-    let va = prop_oneof![3 => 0..0x6000u64, 1 => number()];
-    let len = prop_oneof![3 => 0..0x3000u64, 1 => number()];
+    let (va, len) = (mostly(0x6000), mostly(0x3000));
     let mask = prop_oneof![
         Just(0),
         Just(1 << 29),
@@ -123,18 +122,22 @@ fn wqe(bench: &Bench, keys: &[u32], qp: &TestQp, request: &Request) -> Vec<u8> {
                 high,
                 mask,
             } => {
-                let mut control = vec![0; l.umr.size];
-                l.umr.flags.set(&mut control, *flags);
-                l.umr.xlt_octowords.set(&mut control, *octwords);
-                l.umr.xlt_offset.set(&mut control, *offset);
-                l.umr.xlt_offset_47_16.set(&mut control, *high);
-                l.umr.mkey_mask.set(&mut control, *mask);
-                all.extend(control);
-                let mut context = vec![0; l.mkc.size];
-                l.mkc.len.set(&mut context, octwords << 9);
-                l.mkc.log_page_size.set(&mut context, *offset);
-                l.mkc.lr.set(&mut context, 1);
-                all.extend(context);
+                let u = &l.umr;
+                let control = [
+                    (u.flags, *flags),
+                    (u.xlt_octowords, *octwords),
+                    (u.xlt_offset, *offset),
+                    (u.xlt_offset_47_16, *high),
+                    (u.mkey_mask, *mask),
+                ];
+                all.extend(structure(u.size, &control));
+                let m = &l.mkc;
+                let context = [
+                    (m.len, octwords << 9),
+                    (m.log_page_size, *offset),
+                    (m.lr, 1),
+                ];
+                all.extend(structure(m.size, &context));
             }
             Part::Bytes(data) => {
                 all.extend(data);
@@ -156,45 +159,20 @@ fn wqe(bench: &Bench, keys: &[u32], qp: &TestQp, request: &Request) -> Vec<u8> {
 
 /// All page faults are answered, with these answers in turn.
 fn answer(bench: &mut Bench, errors: &[bool]) {
-    let scheme = bench.device.options.scheme;
     for error in errors {
         let kind = bench.device.c.events.page_fault;
         let Some(event) = bench.event_of(kind) else {
             return;
         };
-        let l = &bench.device.l.eqe;
-        let sub = l.sub_type.get(&event);
-        let token = if sub == bench.device.c.pfault.rdma {
-            l.rdma_pftype_token.get(&event) & 0xff_ffff
-        } else if sub == bench.device.c.pfault.wqe {
-            l.wqe_token.get(&event)
-        } else {
-            l.memory_token_31_0.get(&event)
-        };
-        let set = |l: &Layouts, input: &mut [u8]| {
-            let l = &l.resume;
-            let (at, error_at) = match scheme {
-                Scheme::Transport => (l.token, l.error),
-                Scheme::Memory => (l.token_31_0, l.memory_error),
-            };
-            at.set(input, token);
-            error_at.set(input, u64::from(*error));
-        };
-        bench.command("PAGE_FAULT_RESUME", &[], set).unwrap();
-        settle(bench);
+        bench.resume(bench.token(&event), *error).unwrap();
     }
 }
 
 #[test]
 fn any_request_of_a_real_send_queue_is_carried_out_or_fails() {
     let requests = prop::collection::vec(request(), 1..8);
-    let receives = prop::collection::vec(
-        prop_oneof![
-            (0..6usize, 0..0x3000u64, 0..0x2000u64),
-            (0..6usize, number(), number())
-        ],
-        0..4,
-    );
+    let receive = (0..6usize, mostly(0x3000), mostly(0x2000));
+    let receives = prop::collection::vec(receive, 0..4);
     let answers = prop::collection::vec(any::<bool>(), 0..6);
     let input = (requests, receives, answers, any::<bool>(), any::<u16>());
     check(&input, |(requests, receives, answers, memory, begin)| {
@@ -219,11 +197,11 @@ fn any_request_of_a_real_send_queue_is_carried_out_or_fails() {
             bench.post_bytes(&mut pair.a, &bytes);
             // As the device, no more than a ring at once.
             if pair.a.posted.wrapping_sub(before) <= 1 << LOG_SEND {
-                settle(&mut bench);
+                bench.settle();
             }
             answer(&mut bench, &answers);
         }
-        settle(&mut bench);
+        bench.settle();
         // All has completed, or its queue pair waits, or it retries.
         let qp = &bench.device.qps[&pair.a.qpn];
         let is_done = qp.sent == qp.posted && qp.current.is_none();
@@ -251,7 +229,7 @@ fn any_request_of_a_real_send_queue_is_carried_out_or_fails() {
 #[test]
 fn any_bytes_in_the_queues_are_survived() {
     // Up to 65535 requests that are flushed one by one take their time.
-    let counter = || prop_oneof![9 => 0..40u16, 1 => any::<u16>()];
+    let counter = || prop_oneof![199 => 0..40u16, 1 => any::<u16>()];
     let input = (bytes(1024), bytes(1024), counter(), counter(), 0..4u64);
     check(&input, |(sends, receives, posted, received, log_size)| {
         let mut bench = Bench::new(Scheme::Transport).unwrap();
@@ -267,10 +245,10 @@ fn any_bytes_in_the_queues_are_survived() {
             posted,
             ..a.clone()
         });
-        settle(&mut bench);
+        bench.settle();
         // Neither is what the counters say any limit for a queue pair in error.
         bench.modify("2ERR_QP", &b, &[]).unwrap();
-        settle(&mut bench);
+        bench.settle();
         Ok(())
     });
 }
@@ -283,7 +261,7 @@ fn any_shared_receive_queue_is_survived() {
         any::<u16>(),
         0..20usize,
         0..6usize,
-        prop_oneof![0..4u64, number()],
+        mostly(4),
         any::<bool>(),
     );
     check(&input, |(next, posted, sends, key, len, limit)| {
@@ -298,35 +276,14 @@ fn any_shared_receive_queue_is_survived() {
             bench.put(at + n as u64 * 32, &wqe);
         }
         bench.put(doorbell, &u32::from(posted).to_be_bytes());
-        let pd = u64::from(bench.pd);
-        let set = |l: &Layouts, input: &mut [u8]| {
-            let context = &mut input[l.create_rmp_in.wq.byte()..];
-            for (field, value) in [
-                (l.wq.pd, pd),
-                (l.wq.dbr_addr, doorbell),
-                (l.wq.log_wq_sz, 3),
-                (l.wq.log_wq_stride, 5),
-                (l.wq.lwm, u64::from(limit) * 5),
-            ] {
-                field.set(context, value);
-            }
-        };
-        let out = bench.command("CREATE_RMP", &[at], set).unwrap();
-        let srqn = bench.device.l.create_rmp_out.rmpn.get(&out);
         let cq = bench.cq(6);
-        let srq_rq = bench.device.c.misc.srq_rq;
-        let mut a = bench.qp(&cq, |_, _| {});
-        let b = bench.qp(&cq, |l, context| {
-            l.qpc.rq_type.set(context, srq_rq);
-            l.qpc.srqn.set(context, srqn);
-        });
-        bench.connect(&a, b.qpn, 0);
-        bench.connect(&b, a.qpn, 0);
+        let limit = u64::from(limit) * 5;
+        let (mut a, _, srqn) = bench.shared([&cq, &cq], (at, doorbell), 3, limit);
         for _ in 0..sends {
             let data = bench.data(keys[0], 0, 4);
             let opcode = bench.device.c.opcodes.send;
             bench.post(&mut a, opcode, 0, &[data]);
-            settle(&mut bench);
+            bench.settle();
         }
         // A list that leads out of the queue ends the one that follows it, unless that one
         // still waits for a page.
@@ -407,7 +364,7 @@ fn doorbells_of_queues_that_are_gone_are_survived() {
                 }
             }
         }
-        settle(&mut bench);
+        bench.settle();
         Ok(())
     });
 }
