@@ -6,6 +6,7 @@ struct Engine {
     tables: Tables,
     root: Place,
     engine: CopyEngine,
+    tlb: Tlb,
     transfers: u64,
     witness: Witness,
 }
@@ -22,6 +23,7 @@ impl Engine {
             board,
             root,
             engine: CopyEngine::default(),
+            tlb: Tlb::default(),
             transfers: u64::MAX,
             witness: Witness::new(None, false).unwrap(),
         }
@@ -33,6 +35,7 @@ impl Engine {
             tables: self.tables,
             chid: 0,
             now: 32,
+            tlb: &mut self.tlb,
             transfers: &mut self.transfers,
             witness: &mut self.witness,
         };
