@@ -96,7 +96,7 @@ impl Gpu {
             config: pci::config(),
             memory: Memory::default(),
             irqs: Irqs::default(),
-            tlb: Tlb::default(),
+            tlb: Tlb::new(witness.begin()),
             witness,
             transfers: u64::MAX,
             vram,
@@ -316,7 +316,7 @@ impl Gpu {
         let high = self.state.get(r::INVALIDATE_TABLES_HIGH);
         let tables = u64::from(high) << 32 | u64::from(low);
         self.witness.totals.invalidations += 1;
-        self.witness.event(&Event::Invalidate { tables, what });
+        let line = self.witness.event(&Event::Invalidate { tables, what });
         if what & r::INVALIDATE_NOW == 0 || what & r::INVALIDATE_PAGES == 0 {
             self.witness
                 .unknown("register", "write", r::INVALIDATE, what);
@@ -332,7 +332,16 @@ impl Gpu {
             address: (tables >> 4) << 12,
         };
         let is_all = what & r::INVALIDATE_ALL != 0;
-        self.tlb.invalidate((!is_all).then_some(root));
+        self.tlb.invalidate((!is_all).then_some(root), line);
+        // Peers know addresses in BAR1 for long.
+        let bar1 = self.tables(r::BAR1_BLOCK);
+        if let Some(tables) = bar1.ok().filter(|tables| is_all || tables.root == root) {
+            let space = Space {
+                vram: &self.vram,
+                memory: &self.memory,
+            };
+            self.tlb.look(&tables, space, line);
+        }
     }
 
     fn space(&self) -> Space<'_> {

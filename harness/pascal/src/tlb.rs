@@ -10,6 +10,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::time::Instant;
 
 use crate::mmu::{Page, Tables};
 use crate::space::{Fault, Place, Space};
@@ -20,10 +21,16 @@ const SHIFTS: [u32; 6] = [12, 16, 21, 29, 38, 47];
 /// A translation that was used.
 struct Entry {
     page: Page,
+    /// When it was used for the first and for the last time, in microseconds. The first
+    /// one is that of the mapping, not that since an invalidation.
+    first: u128,
+    last: u128,
     /// The numbers of its parts of 4 KiB that were used.
     parts: HashSet<u64>,
     /// How often the tables had been invalidated.
     invalidations: usize,
+    /// The first invalidation by which the tables led elsewhere, or nowhere: its line.
+    gone: Option<u64>,
 }
 
 /// What is known of some tables.
@@ -31,8 +38,8 @@ struct Entry {
 struct Known {
     /// By log2 of the size, and number.
     pages: HashMap<(u32, u64), Entry>,
-    /// How often the driver has invalidated them.
-    invalidations: usize,
+    /// The lines of the log that tell of an invalidation.
+    invalidations: Vec<u64>,
 }
 
 impl Known {
@@ -43,7 +50,7 @@ impl Known {
 
     /// What a cache would have.
     fn valid(&mut self, va: u64) -> Option<&mut Entry> {
-        let now = self.invalidations;
+        let now = self.invalidations.len();
         let is_valid = |entry: &&Entry| entry.invalidations == now;
         let shift = self.entries(va).find(is_valid)?.page.shift;
         self.pages.get_mut(&(shift, va >> shift))
@@ -51,29 +58,47 @@ impl Known {
 
     /// What an address was.
     fn history(&self, va: u64) -> String {
-        let last = self.entries(va).max_by_key(|entry| entry.invalidations);
-        match last.map(|entry| entry.page.at(va)) {
-            None => "it was never used".to_owned(),
-            Some(None) => "it was sparse".to_owned(),
-            Some(Some(place)) => format!("it was {place}"),
-        }
+        let invalidated = match self.invalidations.last() {
+            Some(line) => format!("invalidated last in line {line}"),
+            None => "never invalidated".to_owned(),
+        };
+        let age = |entry: &&Entry| (entry.invalidations, entry.last);
+        let Some(entry) = self.entries(va).max_by_key(age) else {
+            return format!("it was never used, {invalidated}");
+        };
+        let what = match entry.page.at(va) {
+            Some(place) => place.to_string(),
+            None => "sparse".to_owned(),
+        };
+        let gone = match entry.gone {
+            Some(line) => format!("gone by line {line}"),
+            None => "there at each invalidation".to_owned(),
+        };
+        let (first, last) = (entry.first, entry.last);
+        format!("it was {what}, used from {first} to {last} us, {gone}, {invalidated}")
     }
 
-    fn insert(&mut self, page: Page, va: u64) {
+    fn insert(&mut self, page: Page, va: u64, now: u128) {
+        let key = (page.shift, va >> page.shift);
+        let same = self.pages.get(&key);
+        let same = same.filter(|entry| entry.page == page && entry.gone.is_none());
         let entry = Entry {
             page,
+            first: same.map_or(now, |entry| entry.first),
+            last: now,
             parts: HashSet::from([va >> SHIFTS[0]]),
-            invalidations: self.invalidations,
+            invalidations: self.invalidations.len(),
+            gone: None,
         };
-        self.pages.insert((page.shift, va >> page.shift), entry);
+        self.pages.insert(key, entry);
     }
 }
 
 /// Translations, by the tables' first directory.
-#[derive(Default)]
 pub struct Tlb {
     /// Old translations lead, and not the tables.
     pub is_used: bool,
+    begin: Instant,
     tables: HashMap<Place, Known>,
     stale: Vec<String>,
 }
@@ -88,17 +113,39 @@ pub struct Found {
 }
 
 impl Tlb {
+    /// An empty one; `begin`: from when on microseconds count.
+    pub fn new(begin: Instant) -> Self {
+        Self {
+            is_used: false,
+            begin,
+            tables: HashMap::new(),
+            stale: Vec::new(),
+        }
+    }
+
     /// The power was off.
     pub fn forget(&mut self) {
         self.tables.clear();
     }
 
     /// The driver has invalidated the translations of the tables with this directory, or
-    /// all.
-    pub fn invalidate(&mut self, root: Option<Place>) {
+    /// all. `line`: where the log says so.
+    pub fn invalidate(&mut self, root: Option<Place>, line: u64) {
         for (at, known) in &mut self.tables {
             if root.is_none_or(|root| root == *at) {
-                known.invalidations += 1;
+                known.invalidations.push(line);
+            }
+        }
+    }
+
+    /// Marks what is gone from these tables, which were invalidated.
+    pub fn look(&mut self, tables: &Tables, space: Space<'_>, line: u64) {
+        let Some(known) = self.tables.get_mut(&tables.root) else {
+            return;
+        };
+        for ((shift, number), entry) in &mut known.pages {
+            if entry.gone.is_none() && tables.translate(space, number << shift) != Ok(entry.page) {
+                entry.gone = Some(line);
             }
         }
     }
@@ -116,10 +163,11 @@ impl Tlb {
 
     fn translate(&mut self, tables: &Tables, space: Space<'_>, va: u64) -> Result<Found, Fault> {
         let walked = tables.translate(space, va);
+        let now = self.begin.elapsed().as_micros();
         let known = self.tables.entry(tables.root).or_default();
         let Some(entry) = known.valid(va) else {
             let page = walked?;
-            known.insert(page, va);
+            known.insert(page, va, now);
             return Ok(Found {
                 page,
                 is_first: true,
@@ -127,6 +175,7 @@ impl Tlb {
         };
         let page = entry.page;
         if walked == Ok(page) {
+            entry.last = now;
             let is_first = entry.parts.insert(va >> SHIFTS[0]);
             return Ok(Found { page, is_first });
         }
@@ -142,7 +191,7 @@ impl Tlb {
             // Who has asked tells of a fault.
             let new = walked?;
             known.pages.remove(&(page.shift, va >> page.shift));
-            known.insert(new, va);
+            known.insert(new, va, now);
             new
         };
         self.stale.push(format!("{va:#x} is {leads}; {history}"));

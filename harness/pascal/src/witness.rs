@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::Result;
 use endpoint::log::Log;
@@ -146,9 +147,14 @@ impl Witness {
         })
     }
 
-    /// Writes a line.
-    pub fn event(&mut self, event: &Event<'_>) {
-        self.log.line(event);
+    /// From when on the lines count microseconds.
+    pub fn begin(&self) -> Instant {
+        self.log.begin()
+    }
+
+    /// Writes a line; gives its number.
+    pub fn event(&mut self, event: &Event<'_>) -> u64 {
+        self.log.line(event)
     }
 
     /// Something that the model does not know; told the first time.

@@ -1,3 +1,5 @@
+use std::time::Instant;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -36,7 +38,7 @@ impl Driver {
         Self {
             board,
             channel,
-            tlb: Tlb::default(),
+            tlb: Tlb::new(Instant::now()),
             transfers: u64::MAX,
             witness: Witness::new(None, false).unwrap(),
         }

@@ -1,3 +1,5 @@
+use std::time::Instant;
+
 use super::*;
 use crate::testing::{Board, ram};
 
@@ -23,7 +25,7 @@ impl Engine {
             board,
             root,
             engine: CopyEngine::default(),
-            tlb: Tlb::default(),
+            tlb: Tlb::new(Instant::now()),
             transfers: u64::MAX,
             witness: Witness::new(None, false).unwrap(),
         }

@@ -91,7 +91,7 @@ fn bar1_leads_through_its_tables() {
 
 #[test]
 fn what_is_not_mapped_in_bar1_is_a_violation() {
-    let (mut gpu, _, entry) = gpu();
+    let (mut gpu, root, entry) = gpu();
     assert_eq!(bar1(&mut gpu, 0x10_0000), !0);
     assert_eq!(gpu.witness.totals.violations, 1);
     bar1(&mut gpu, 0x8000);
@@ -100,12 +100,19 @@ fn what_is_not_mapped_in_bar1_is_a_violation() {
     assert_eq!(gpu.witness.totals.violations, 2);
     let last = gpu.witness.first_violations.last().unwrap();
     assert!(
-        last.contains("no page at 0x8000; it was vram 0x804000"),
+        last.contains("no page at 0x8000; it was vram 0x804000, used from "),
         "{last}"
     );
+    // Lines are those of the log.
+    invalidate(&mut gpu, root, FLUSH);
+    let line = gpu.witness.event(&Event::Power { what: "" }) - 1;
+    bar1(&mut gpu, 0x8000);
+    let last = gpu.witness.first_violations.last().unwrap();
+    let flush = format!("gone by line {line}, invalidated last in line {line}");
+    assert!(last.ends_with(&flush), "{last}");
     set(&mut gpu, r::BAR1_BLOCK, 0);
     assert_eq!(bar1(&mut gpu, 0x8000), !0);
-    assert_eq!(gpu.witness.totals.violations, 3);
+    assert_eq!(gpu.witness.totals.violations, 4);
 }
 
 fn invalidate(gpu: &mut Gpu, root: Place, what: u32) {
@@ -133,7 +140,7 @@ fn a_page_that_moves_without_an_invalidation_is_a_violation() {
     poke(&gpu, entry, 0x91_0000 >> 4 | 1);
     bar1(&mut gpu, 0x8000);
     let told = gpu.witness.first_violations.last().unwrap();
-    let what = "BAR1 at 0x8000 is vram 0x910000; it was vram 0x900000";
+    let what = "BAR1 at 0x8000 is vram 0x910000; it was vram 0x900000, used from ";
     assert!(told.starts_with(what), "{told}");
     assert_eq!(gpu.witness.totals.violations, 1);
     // That of other tables does not help, nor one that is not started or not of all pages.

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use proptest::prelude::*;
 
@@ -21,6 +22,10 @@ fn place(board: &Board, tables: &Tables, va: u64) -> Result<Place, Fault> {
     Ok(page.at(va).unwrap())
 }
 
+fn tlb() -> Tlb {
+    Tlb::new(Instant::now())
+}
+
 #[test]
 fn pages_of_each_size_lead_where_their_entries_say() {
     let (mut board, tables, root) = board();
@@ -41,13 +46,13 @@ fn pages_of_each_size_lead_where_their_entries_say() {
 fn what_is_not_mapped_is_a_fault() {
     let (mut board, tables, root) = board();
     board.map(root, 0x1000, 12, Place::vram(0x5000), testing::READ_ONLY);
-    let read = |va, len| Tlb::default().read(&tables, board.space(), va, &mut vec![0; len]);
+    let read = |va, len| tlb().read(&tables, board.space(), va, &mut vec![0; len]);
     assert_eq!(read(0x2000, 1), Err(Fault::NoPage(0x2000)));
     assert_eq!(read(0x1fff, 2), Err(Fault::NoPage(0x2000)));
     assert_eq!(read(0x40_0000, 1), Err(Fault::NoTable(0x40_0000)));
     assert_eq!(read(LIMIT_AT + 1, 1), Err(Fault::Limit(LIMIT_AT + 1)));
     assert_eq!(read(u64::MAX, 2), Err(Fault::Limit(u64::MAX)));
-    let write = Tlb::default().write(&tables, board.space(), 0x1000, &[1]);
+    let write = tlb().write(&tables, board.space(), 0x1000, &[1]);
     assert_eq!(write, Err(Fault::ReadOnly(0x1000)));
 }
 
@@ -61,11 +66,11 @@ fn an_entry_for_a_large_page_decides_about_the_small_ones() {
     assert!(place(&board, &tables, 0x1_0000).is_err());
     board.set(large, testing::VOLATILE);
     let mut data = [1; 4];
-    Tlb::default()
+    tlb()
         .read(&tables, board.space(), 0x1_0000, &mut data)
         .unwrap();
     assert_eq!(data, [0; 4]);
-    Tlb::default()
+    tlb()
         .write(&tables, board.space(), 0x1_0000, &data)
         .unwrap();
     board.map(root, 0x1_0000, 16, Place::vram(0x3_0000), 0);
@@ -77,12 +82,12 @@ fn data_crosses_pages() {
     let (mut board, tables, root) = board();
     board.map(root, 0x1000, 12, Place::vram(0x5000), 0);
     board.map(root, 0x2000, 12, ram(0x3000), 0);
-    Tlb::default()
+    tlb()
         .write(&tables, board.space(), 0x1ffe, &[1, 2, 3, 4])
         .unwrap();
     assert_eq!(board.ram_at(0x3000, 2), [3, 4]);
     let mut data = [0; 4];
-    Tlb::default()
+    tlb()
         .read(&tables, board.space(), 0x1ffe, &mut data)
         .unwrap();
     assert_eq!(data, [1, 2, 3, 4]);
@@ -155,11 +160,11 @@ proptest! {
         let large = board.entry(root, va, 16);
         for entry in entries {
             board.set(slot, entry);
-            let _ = Tlb::default().read(&tables, board.space(), va, &mut [0; 16]);
+            let _ = tlb().read(&tables, board.space(), va, &mut [0; 16]);
             board.set(large, entry.rotate_left(7));
-            let _ = Tlb::default().write(&tables, board.space(), va, &[0; 16]);
+            let _ = tlb().write(&tables, board.space(), va, &[0; 16]);
             board.set(root.after(((va >> 47) & 3) * 8), entry.rotate_left(13));
-            let _ = Tlb::default().read(&tables, board.space(), va, &mut [0; 16]);
+            let _ = tlb().read(&tables, board.space(), va, &mut [0; 16]);
         }
     }
 }

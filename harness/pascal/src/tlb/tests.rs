@@ -22,10 +22,8 @@ impl Setting {
             Tables::of(board.space(), instance.address).unwrap()
         };
         let (one, other) = (tables(), tables());
-        let tlb = Tlb {
-            is_used,
-            ..Tlb::default()
-        };
+        let mut tlb = Tlb::new(Instant::now());
+        tlb.is_used = is_used;
         Self {
             board,
             one,
@@ -69,16 +67,20 @@ fn a_stale_translation_is_used_until_it_is_invalidated() {
     let told = setting.tlb.take_stale();
     assert_eq!(told.len(), 2);
     assert!(
-        told[0].starts_with("0x400008 is vram 0xa00008; it was vram 0x800008"),
+        told[0].starts_with("0x400008 is vram 0xa00008; it was vram 0x800008, used from "),
         "{}",
         told[0]
     );
-    setting.tlb.invalidate(Some(one.root));
+    assert!(
+        told[0].ends_with(" us, there at each invalidation, never invalidated"),
+        "{told:?}"
+    );
+    setting.tlb.invalidate(Some(one.root), 7);
     assert!(!setting.is_old(one));
     assert!(setting.tlb.take_stale().is_empty());
     // Those of other tables stay.
     assert!(setting.is_old(other));
-    setting.tlb.invalidate(None);
+    setting.tlb.invalidate(None, 8);
     assert!(!setting.is_old(other) && !setting.is_old(one));
 }
 
@@ -116,7 +118,7 @@ fn a_page_that_is_gone_or_read_only_is_stale() {
     setting.board.map(one.root, VA, 21, to, READ_ONLY);
     let space = setting.board.space();
     assert_eq!(setting.tlb.write(&one, space, VA, &[1]), Ok(()));
-    setting.tlb.invalidate(Some(one.root));
+    setting.tlb.invalidate(Some(one.root), 7);
     let written = setting.tlb.write(&one, space, VA, &[1]);
     assert_eq!(written, Err(Fault::ReadOnly(VA)));
 }
@@ -130,7 +132,7 @@ fn a_page_of_another_size_does_not_hide_what_is_stale() {
     setting.board.set(entry, 0);
     setting.board.map(one.root, VA, 12, ram(0), 0);
     assert!(setting.is_old(one));
-    setting.tlb.invalidate(Some(one.root));
+    setting.tlb.invalidate(Some(one.root), 7);
     assert_eq!(setting.place(one, VA + 8), Ok(Some(ram(8))));
     // The last one is what is told, and not the larger one of before.
     let told = setting.tlb.history(&one, VA + 8);
@@ -142,18 +144,50 @@ fn each_part_of_a_page_has_a_first_time() {
     let mut setting = Setting::new(false);
     assert!(setting.is_first(VA) && setting.is_first(VA + 0x1000));
     assert!(!setting.is_first(VA + 8) && !setting.is_first(VA + 0x1ff8));
-    setting.tlb.invalidate(Some(setting.one.root));
+    setting.tlb.invalidate(Some(setting.one.root), 7);
     assert!(setting.is_first(VA + 8));
 }
 
 #[test]
 fn what_an_address_was_is_told_after_invalidations() {
     let mut setting = Setting::new(true);
-    let one = setting.one;
-    assert_eq!(setting.tlb.history(&one, VA), "it was never used");
+    let (one, other) = (setting.one, setting.other);
+    let history = |setting: &Setting| setting.tlb.history(&one, VA);
+    assert_eq!(history(&setting), "it was never used, never invalidated");
     assert!(setting.is_old(one));
-    setting.tlb.invalidate(Some(one.root));
-    assert_eq!(setting.tlb.history(&one, VA), "it was vram 0x800000");
+    let invalidate = |setting: &mut Setting, tables: Tables, line| {
+        setting.tlb.invalidate(Some(tables.root), line);
+        setting.tlb.look(&tables, setting.board.space(), line);
+    };
+    let since = |setting: &Setting| {
+        let told = history(setting);
+        let (what, since) = told.split_once(" us, ").unwrap();
+        let begin = "it was vram 0x800000, used from ";
+        assert!(what.starts_with(begin), "{told}");
+        since.to_owned()
+    };
+    invalidate(&mut setting, one, 7);
+    let there = "there at each invalidation, invalidated last in line 7";
+    assert_eq!(since(&setting), there);
+    // What is still there was mapped when it was used first.
+    let first = |setting: &Setting| history(setting).split_once(" to ").unwrap().0.to_owned();
+    let mapped = first(&setting);
+    std::thread::sleep(std::time::Duration::from_micros(1));
+    setting.remap();
+    assert_eq!(first(&setting), mapped);
+    invalidate(&mut setting, other, 8);
+    assert_eq!(since(&setting), there);
+    invalidate(&mut setting, one, 9);
+    invalidate(&mut setting, one, 10);
+    let gone = "gone by line 9, invalidated last in line 10";
+    assert_eq!(since(&setting), gone);
+    // A new mapping counts for itself, also if it leads to where the old one did.
+    setting.board.map(one.root, VA, 21, Place::vram(OLD), 0);
+    assert!(setting.is_old(one));
+    assert_ne!(first(&setting), mapped);
+    assert!(since(&setting).starts_with("there at each"));
+    let never = setting.tlb.history(&one, VA + (1 << 21));
+    assert_eq!(never, "it was never used, invalidated last in line 10");
     setting.tlb.forget();
-    assert_eq!(setting.tlb.history(&one, VA), "it was never used");
+    assert_eq!(history(&setting), "it was never used, never invalidated");
 }
