@@ -34,6 +34,11 @@ impl Log {
         })
     }
 
+    /// From when on microseconds count.
+    pub fn begin(&self) -> Instant {
+        self.begin
+    }
+
     /// Writes an event, with its number and the microseconds since the begin; gives the
     /// number.
     pub fn line(&mut self, event: &impl Serialize) -> u64 {

@@ -100,9 +100,9 @@ pub struct Channel {
     pub interrupts: bool,
 }
 
-fn read_u32(context: &Context<'_>, va: u64) -> Result<u32, Fault> {
+fn read_u32(context: &mut Context<'_>, va: u64) -> Result<u32, Fault> {
     let mut data = [0; 4];
-    context.tables.read(context.space, va, &mut data)?;
+    context.read(va, &mut data)?;
     Ok(u32::from_le_bytes(data))
 }
 
@@ -187,17 +187,17 @@ impl Channel {
     }
 
     /// Reads an entry of the ring, and the commands that it points to.
-    fn fetch(&mut self, context: &Context<'_>) -> Result<(), Death> {
+    fn fetch(&mut self, context: &mut Context<'_>) -> Result<(), Death> {
         let mut entry = [0; 8];
         let va = self.ring + u64::from(self.get) * 8;
-        let read = context.tables.read(context.space, va, &mut entry);
+        let read = context.read(va, &mut entry);
         read.map_err(Death::Host)?;
         self.get = (self.get + 1) & self.mask;
         let entry = u64::from_le_bytes(entry);
         let va = entry & 0xff_ffff_fffc;
         let words = (entry >> 42) & 0x1f_ffff;
         let mut data = vec![0; words as usize * 4];
-        let read = context.tables.read(context.space, va, &mut data);
+        let read = context.read(va, &mut data);
         read.map_err(Death::Host)?;
         let word = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         self.words.extend(data.chunks_exact(4).map(word));
@@ -271,7 +271,7 @@ impl Channel {
         Ok(())
     }
 
-    fn semaphore(&mut self, context: &Context<'_>, what: u32) -> Result<(), Death> {
+    fn semaphore(&mut self, context: &mut Context<'_>, what: u32) -> Result<(), Death> {
         let [upper, lower, payload] = self.semaphore;
         let va = u64::from(upper & 0xff) << 32 | u64::from(lower & !3);
         match what & 0xf {

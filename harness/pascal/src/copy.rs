@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use crate::mmu::Tables;
 use crate::space::{Aperture, Fault, Place, Space};
+use crate::tlb::Tlb;
 use crate::witness::{Event, Witness};
 
 /// Classes that are copy engines: Kepler, Maxwell, two of Pascal.
@@ -48,6 +49,8 @@ pub struct Context<'a> {
     pub space: Space<'a>,
     /// The channel's page tables.
     pub tables: Tables,
+    /// And what was found in these before.
+    pub tlb: &'a mut Tlb,
     /// The channel.
     pub chid: u32,
     /// The GPU's time.
@@ -56,6 +59,18 @@ pub struct Context<'a> {
     pub transfers: &'a mut u64,
     /// The log.
     pub witness: &'a mut Witness,
+}
+
+impl Context<'_> {
+    /// Reads from a virtual address.
+    pub fn read(&mut self, va: u64, data: &mut [u8]) -> Result<(), Fault> {
+        self.tlb.read(&self.tables, self.space, va, data)
+    }
+
+    /// Writes there.
+    pub fn write(&mut self, va: u64, data: &[u8]) -> Result<(), Fault> {
+        self.tlb.write(&self.tables, self.space, va, data)
+    }
 }
 
 /// The state that methods set.
@@ -95,27 +110,28 @@ impl Address {
     }
 
     /// Where its first byte is.
-    fn place(self, context: &Context<'_>) -> Result<Place, Fault> {
+    fn place(self, context: &mut Context<'_>) -> Result<Place, Fault> {
         match self {
             Self::Physical(place) => Ok(place),
             Self::Virtual(va) => {
-                let page = context.tables.translate(context.space, va)?;
-                page.place.ok_or(Fault::NoPage(va))
+                let Context { tables, space, .. } = *context;
+                let place = context.tlb.place(&tables, space, va)?;
+                place.ok_or(Fault::NoPage(va))
             }
         }
     }
 
-    fn read(self, context: &Context<'_>, data: &mut [u8]) -> Result<(), Fault> {
+    fn read(self, context: &mut Context<'_>, data: &mut [u8]) -> Result<(), Fault> {
         match self {
             Self::Physical(place) => context.space.read(place, data),
-            Self::Virtual(va) => context.tables.read(context.space, va, data),
+            Self::Virtual(va) => context.read(va, data),
         }
     }
 
-    fn write(self, context: &Context<'_>, data: &[u8]) -> Result<(), Fault> {
+    fn write(self, context: &mut Context<'_>, data: &[u8]) -> Result<(), Fault> {
         match self {
             Self::Physical(place) => context.space.write(place, data),
-            Self::Virtual(va) => context.tables.write(context.space, va, data),
+            Self::Virtual(va) => context.write(va, data),
         }
     }
 }
@@ -243,7 +259,7 @@ impl CopyEngine {
 
 /// Releases a semaphore: its new value, and the time if there is room.
 pub fn release(
-    context: &Context<'_>,
+    context: &mut Context<'_>,
     va: u64,
     payload: u32,
     four_words: bool,
@@ -252,7 +268,7 @@ pub fn release(
     data[..4].copy_from_slice(&payload.to_le_bytes());
     data[8..].copy_from_slice(&context.now.to_le_bytes());
     let len = if four_words { 16 } else { 4 };
-    context.tables.write(context.space, va, &data[..len])
+    context.write(va, &data[..len])
 }
 
 fn chunks(len: u64) -> impl Iterator<Item = (u64, usize)> {

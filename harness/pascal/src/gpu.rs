@@ -9,9 +9,10 @@ use endpoint::memory::Memory;
 
 use crate::host::{self, Host, World};
 use crate::interrupt::{self, Pmc};
-use crate::mmu::{Seen, Tables, Tlb};
+use crate::mmu::Tables;
 use crate::registers as r;
-use crate::space::{Fault, Place, Space, Vram};
+use crate::space::{Aperture, Fault, Place, Space, Vram};
+use crate::tlb::Tlb;
 use crate::witness::{Event, Witness};
 use crate::{pci, vbios};
 
@@ -31,6 +32,8 @@ pub struct Gpu {
     /// How many more transfers of the copy engine are carried out: the next one ends
     /// its channel, and so do all that follow.
     pub transfers: u64,
+    /// Translations that were used.
+    pub tlb: Tlb,
     vram: Vram,
     vbios: Vec<u8>,
     state: State,
@@ -41,7 +44,6 @@ struct State {
     pmc: Pmc,
     host: Host,
     stored: HashMap<u32, u32>,
-    bar1: Tlb,
     begin: Instant,
     /// What the driver has set the clock to when it began.
     time: u64,
@@ -55,7 +57,6 @@ impl State {
             pmc: Pmc::default(),
             host: Host::default(),
             stored: HashMap::new(),
-            bar1: Tlb::default(),
             begin: Instant::now(),
             time: 0,
             is_initialised,
@@ -95,6 +96,7 @@ impl Gpu {
             config: pci::config(),
             memory: Memory::default(),
             irqs: Irqs::default(),
+            tlb: Tlb::new(witness.begin()),
             witness,
             transfers: u64::MAX,
             vram,
@@ -109,6 +111,7 @@ impl Gpu {
         self.config = pci::config();
         self.memory.is_bus_master = false;
         self.state = State::new(true);
+        self.tlb.forget();
     }
 
     /// Writes to configuration space.
@@ -130,6 +133,7 @@ impl Gpu {
     /// In D3 all is lost but configuration space, as it would be if the power was off.
     fn power_off(&mut self) {
         self.state = State::new(false);
+        self.tlb.forget();
         let lost = self.vram.clear();
         let what = lost.map_or_else(|error| error.to_string(), |()| "off".to_owned());
         self.witness.event(&Event::Power { what: &what });
@@ -279,6 +283,7 @@ impl Gpu {
                         vram: &self.vram,
                         memory: &self.memory,
                     },
+                    tlb: &mut self.tlb,
                     now: state.now(),
                     transfers: &mut self.transfers,
                     witness: &mut self.witness,
@@ -311,14 +316,31 @@ impl Gpu {
         let high = self.state.get(r::INVALIDATE_TABLES_HIGH);
         let tables = u64::from(high) << 32 | u64::from(low);
         self.witness.totals.invalidations += 1;
-        self.witness.event(&Event::Invalidate { tables, what });
-        // The register has the directory's page from bit 4 on. Bit 1: all directories.
-        let root = Place::vram((tables >> 4) << 12);
-        let is_bar1 = self
-            .tables(r::BAR1_BLOCK)
-            .is_ok_and(|tables| tables.root == root);
-        if is_bar1 || what & 2 != 0 {
-            self.state.bar1.invalidate();
+        let line = self.witness.event(&Event::Invalidate { tables, what });
+        if what & r::INVALIDATE_NOW == 0 || what & r::INVALIDATE_PAGES == 0 {
+            self.witness
+                .unknown("register", "write", r::INVALIDATE, what);
+            return;
+        }
+        // The register has the directory's page from bit 4 on.
+        let aperture = match tables & 3 {
+            0 => Aperture::Vram,
+            _ => Aperture::System,
+        };
+        let root = Place {
+            aperture,
+            address: (tables >> 4) << 12,
+        };
+        let is_all = what & r::INVALIDATE_ALL != 0;
+        self.tlb.invalidate((!is_all).then_some(root), line);
+        // Peers know addresses in BAR1 for long.
+        let bar1 = self.tables(r::BAR1_BLOCK);
+        if let Some(tables) = bar1.ok().filter(|tables| is_all || tables.root == root) {
+            let space = Space {
+                vram: &self.vram,
+                memory: &self.memory,
+            };
+            self.tlb.look(&tables, space, line);
         }
     }
 
@@ -348,6 +370,7 @@ impl Gpu {
                 vram: &self.vram,
                 memory: &self.memory,
             },
+            tlb: &mut self.tlb,
             now: self.state.now(),
             transfers: &mut self.transfers,
             witness: &mut self.witness,
@@ -357,7 +380,13 @@ impl Gpu {
             let get = host.ring(&mut world, chid, u32::from_le_bytes(put));
             if let (Some((at, get)), Ok(tables)) = (get, self.tables(r::BAR1_BLOCK)) {
                 // Where it is not mapped, nobody looks.
-                let _ = tables.write(self.space(), at, &get.to_le_bytes());
+                let space = Space {
+                    vram: &self.vram,
+                    memory: &self.memory,
+                };
+                let get = get.to_le_bytes();
+                let _ = self.tlb.write(&tables, space, at, &get);
+                self.tell_stale("BAR1");
             }
         } else {
             host.retry(&mut world);
@@ -382,38 +411,39 @@ impl Gpu {
             vram: &self.vram,
             memory: &self.memory,
         };
-        let (tlb, witness) = (&mut self.state.bar1, &mut self.witness);
         let instance = u64::from(self.state.stored[&r::BAR1_BLOCK] & r::BLOCK_POINTER) << 12;
-        let done = Tables::of(space, instance).and_then(|tables| {
-            tables.pieces(space, at, len, write, |place, part| {
-                let here = part.start as usize..part.end as usize;
-                let Some(place) = place else {
+        let (tlb, witness) = (&mut self.tlb, &mut self.witness);
+        let tables = Tables::of(space, instance);
+        let done = tables.clone().and_then(|tables| {
+            tlb.pieces(&tables, space, (at, len), write, |found, at, part| {
+                let Some(place) = found.page.at(at) else {
                     return Ok(());
                 };
-                let at = at + part.start;
-                match tlb.seen(at, place) {
-                    Seen::Again => {}
-                    Seen::First => witness.event(&Event::Bar1 { at, place, write }),
-                    Seen::Stale(before) => witness.violation(&format!(
-                        "BAR1 at {at:#x} is {place}, and was {before}, without an \
-                         invalidation between"
-                    )),
+                if found.is_first {
+                    witness.event(&Event::Bar1 { at, place, write });
                 }
                 match &mut access {
-                    Access::Read(data) => space.read(place, &mut data[here]),
-                    Access::Write(data) => space.write(place, &data[here]),
+                    Access::Read(data) => space.read(place, &mut data[part]),
+                    Access::Write(data) => space.write(place, &data[part]),
                 }
             })
         });
+        self.tell_stale("BAR1");
         if let Err(fault) = done {
-            let stale = self.state.bar1.missed(at);
-            let stale = stale.map_or(String::new(), |before| format!(" (it was {before})"));
+            let history = |tables| format!("; {}", self.tlb.history(&tables, at));
+            let history = tables.map_or(String::new(), history);
             let verb = if write { "written" } else { "read" };
-            let what = format!("BAR1 was {verb} at {at:#x}, {len} bytes: {fault}{stale}");
+            let what = format!("BAR1 was {verb} at {at:#x}, {len} bytes: {fault}{history}");
             self.witness.violation(&what);
             if let Access::Read(data) = access {
                 data.fill(NOTHING);
             }
+        }
+    }
+
+    fn tell_stale(&mut self, bar: &str) {
+        for what in self.tlb.take_stale() {
+            self.witness.violation(&format!("{bar} at {what}"));
         }
     }
 
@@ -430,11 +460,14 @@ impl Gpu {
     fn bar2(&mut self, at: u64, access: Access<'_>) {
         self.witness.totals.bar2_accesses += 1;
         let tables = self.tables(r::BAR2_BLOCK);
-        let space = self.space();
+        let space = Space {
+            vram: &self.vram,
+            memory: &self.memory,
+        };
         let done = match (tables, access) {
-            (Ok(tables), Access::Write(data)) => tables.write(space, at, data),
+            (Ok(tables), Access::Write(data)) => self.tlb.write(&tables, space, at, data),
             (Ok(tables), Access::Read(data)) => {
-                let read = tables.read(space, at, data);
+                let read = self.tlb.read(&tables, space, at, data);
                 if read.is_err() {
                     data.fill(NOTHING);
                 }
@@ -442,6 +475,7 @@ impl Gpu {
             }
             (Err(fault), _) => Err(fault),
         };
+        self.tell_stale("BAR2");
         if let Err(fault) = done {
             self.witness.violation(&format!("BAR2 at {at:#x}: {fault}"));
         }

@@ -7,6 +7,7 @@ use crate::channel::{Channel, Death, Stop};
 use crate::copy::Context;
 use crate::registers::{CE_FAULT, FAULT_INFO, FIFO_MMU_FAULT, FIFO_NON_STALL};
 use crate::space::{Fault, Space};
+use crate::tlb::Tlb;
 use crate::witness::Witness;
 
 /// Channels. A device has 4096; memory for each is taken from BAR1.
@@ -54,6 +55,8 @@ pub struct Host {
 pub struct World<'a> {
     /// Memory.
     pub space: Space<'a>,
+    /// Translations.
+    pub tlb: &'a mut Tlb,
     /// The GPU's time.
     pub now: u64,
     /// How many more transfers are carried out.
@@ -173,12 +176,17 @@ impl Host {
         let mut context = Context {
             space: world.space,
             tables: channel.tables(),
+            tlb: world.tlb,
             chid,
             now: world.now,
             transfers: world.transfers,
             witness: world.witness,
         };
         let stop = channel.run(&mut context);
+        for what in world.tlb.take_stale() {
+            let what = format!("channel {chid} used {what}");
+            world.witness.violation(&what);
+        }
         if std::mem::take(&mut channel.interrupts) {
             self.pending |= FIFO_NON_STALL;
         }

@@ -2,7 +2,7 @@
 //!
 //! QEMU's `vfio-user-pci` is its only client. An access's path, in file order:
 //! [`server`] → [`gpu`] (what each BAR is) → [`registers`], [`interrupt`], [`vbios`] →
-//! [`mmu`], [`space`] (where an address leads) → [`host`] (channels), [`channel`] (their
+//! [`tlb`], [`mmu`], [`space`] (where an address leads) → [`host`] (channels), [`channel`] (their
 //! commands), [`copy`] (the copy engine) → [`witness`] (what the judge reads).
 
 pub mod channel;
@@ -15,6 +15,7 @@ pub mod pci;
 pub mod registers;
 pub mod server;
 pub mod space;
+pub mod tlb;
 pub mod vbios;
 pub mod witness;
 

@@ -37,6 +37,10 @@ struct Arguments {
     /// each other that tries
     #[arg(long)]
     transfers: Option<u64>,
+    /// Go on using each translation that was used until the driver invalidates it, as
+    /// hardware may
+    #[arg(long)]
+    tlb: bool,
     /// Tell of channels, of what the model does not know, and of violations
     #[arg(long)]
     verbose: bool,
@@ -77,6 +81,7 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     let server = server::listen(&arguments.socket, arguments.bar1)?;
     let mut served = Served(Gpu::new(vram, witness));
     served.0.transfers = arguments.transfers.unwrap_or(u64::MAX);
+    served.0.tlb.is_used = arguments.tlb;
     let ended = server.run(&mut served);
     let witness = &mut served.0.witness;
     witness.end();

@@ -1,10 +1,6 @@
 //! The MMU: page tables of version 2, as `nvkm/subdev/mmu/vmmgp100.c` writes them.
 //!
-//! There is no translation cache: each access walks the tables. [`Tlb`] is a witness
-//! that knows what a cache might still have.
-
-use std::collections::HashMap;
-use std::ops::Range;
+//! This is the walk; what was found before is in [`crate::tlb`].
 
 use crate::space::{Aperture, Fault, Place, Space};
 
@@ -39,15 +35,31 @@ pub struct Tables {
     pub limit: u64,
 }
 
-/// Where an address leads.
+/// Where the addresses of a page lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// The physical address of the byte; none if the page is sparse.
-    pub place: Option<Place>,
-    /// Bytes from there to the end of the page.
-    pub left: u64,
+    /// The physical address of its first byte; none if the page is sparse.
+    pub start: Option<Place>,
+    /// log2 of its size.
+    pub shift: u32,
     /// Whether it can be written.
     pub is_writable: bool,
+}
+
+impl Page {
+    fn inside(self, va: u64) -> u64 {
+        va & ((1 << self.shift) - 1)
+    }
+
+    /// The physical address of a byte in it.
+    pub fn at(self, va: u64) -> Option<Place> {
+        self.start.map(|start| start.after(self.inside(va)))
+    }
+
+    /// Bytes from there to its end.
+    pub fn left(self, va: u64) -> u64 {
+        (1 << self.shift) - self.inside(va)
+    }
 }
 
 fn index(va: u64, (shift, bits): (u32, u32)) -> u64 {
@@ -104,7 +116,7 @@ impl Tables {
             let entry = space.read_u64(directory.after(index(va, level) * 8))?;
             let next = table(entry, 8);
             if next.is_none() && entry & VOLATILE != 0 {
-                return Ok(sparse(va, level.0));
+                return Ok(sparse(level.0));
             }
             directory = next.ok_or(Fault::NoTable(va))?;
         }
@@ -122,13 +134,13 @@ impl Tables {
                 return page(entry, va, LARGE_SHIFT);
             }
             if entry & VOLATILE != 0 {
-                return Ok(sparse(va, LARGE_SHIFT));
+                return Ok(sparse(LARGE_SHIFT));
             }
             if entry & PRIVILEGED != 0 {
                 return Err(Fault::NoPage(va));
             }
         } else if large & VOLATILE != 0 {
-            return Ok(sparse(va, PD0.0));
+            return Ok(sparse(PD0.0));
         }
         let table = table(small, 8).ok_or(Fault::NoTable(va))?;
         let at = index(va, (SMALL_SHIFT, PD0.0 - SMALL_SHIFT)) * 8;
@@ -137,65 +149,16 @@ impl Tables {
             return page(entry, va, SMALL_SHIFT);
         }
         if entry & VOLATILE != 0 {
-            return Ok(sparse(va, SMALL_SHIFT));
+            return Ok(sparse(SMALL_SHIFT));
         }
         Err(Fault::NoPage(va))
     }
-
-    /// Calls `each` for what is in one page: where it is, and the part of `len` bytes.
-    pub fn pieces(
-        &self,
-        space: Space<'_>,
-        va: u64,
-        len: u64,
-        write: bool,
-        mut each: impl FnMut(Option<Place>, Range<u64>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
-        let mut done = 0;
-        while done < len {
-            let va = va.checked_add(done).ok_or(Fault::Limit(u64::MAX))?;
-            let page = self.translate(space, va)?;
-            if write && !page.is_writable {
-                return Err(Fault::ReadOnly(va));
-            }
-            let here = page.left.min(len - done);
-            each(page.place, done..done + here)?;
-            done += here;
-        }
-        Ok(())
-    }
-
-    /// Reads.
-    pub fn read(&self, space: Space<'_>, va: u64, data: &mut [u8]) -> Result<(), Fault> {
-        self.pieces(space, va, data.len() as u64, false, |place, part| {
-            let data = &mut data[part.start as usize..part.end as usize];
-            match place {
-                Some(place) => space.read(place, data),
-                None => {
-                    data.fill(0);
-                    Ok(())
-                }
-            }
-        })
-    }
-
-    /// Writes.
-    pub fn write(&self, space: Space<'_>, va: u64, data: &[u8]) -> Result<(), Fault> {
-        self.pieces(space, va, data.len() as u64, true, |place, part| {
-            let data = &data[part.start as usize..part.end as usize];
-            place.map_or(Ok(()), |place| space.write(place, data))
-        })
-    }
 }
 
-fn left(va: u64, shift: u32) -> u64 {
-    (1 << shift) - (va & ((1 << shift) - 1))
-}
-
-fn sparse(va: u64, shift: u32) -> Page {
+fn sparse(shift: u32) -> Page {
     Page {
-        place: None,
-        left: left(va, shift),
+        start: None,
+        shift,
         is_writable: true,
     }
 }
@@ -208,59 +171,15 @@ fn page(entry: u64, va: u64, shift: u32) -> Result<Page, Fault> {
         _ => (Aperture::System, 54),
     };
     let base = ((entry & ((1 << bits) - 1)) >> 8) << 12;
-    let inside = va & ((1 << shift) - 1);
     Ok(Page {
-        place: Some(Place {
+        start: Some(Place {
             aperture,
             // An entry for a page of 2 MiB has no bits for what is inside of it.
-            address: (base & !((1 << shift) - 1)) + inside,
+            address: base & !((1 << shift) - 1),
         }),
-        left: left(va, shift),
+        shift,
         is_writable: entry & READ_ONLY == 0,
     })
-}
-
-/// What a translation cache would have of some tables since it was last invalidated.
-#[derive(Default)]
-pub struct Tlb {
-    entries: HashMap<u64, Place>,
-}
-
-/// What is new about a translation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// It was used before.
-    Again,
-    /// It was not used since the last invalidation.
-    First,
-    /// A cache might have led to this place instead.
-    Stale(Place),
-}
-
-impl Tlb {
-    /// A page was used. Pages count as those of the smallest size.
-    pub fn seen(&mut self, va: u64, place: Place) -> Seen {
-        let inside = va & ((1 << SMALL_SHIFT) - 1);
-        let start = Place {
-            address: place.address - inside,
-            ..place
-        };
-        match self.entries.insert(va >> SMALL_SHIFT, start) {
-            None => Seen::First,
-            Some(before) if before == start => Seen::Again,
-            Some(before) => Seen::Stale(before),
-        }
-    }
-
-    /// A page was found not to be there: what a cache might have led to.
-    pub fn missed(&mut self, va: u64) -> Option<Place> {
-        self.entries.remove(&(va >> SMALL_SHIFT))
-    }
-
-    /// The driver has invalidated all.
-    pub fn invalidate(&mut self) {
-        self.entries.clear();
-    }
 }
 
 #[cfg(test)]

@@ -102,6 +102,12 @@ pub const INVALIDATE_TABLES: u32 = 0x10_0cb8;
 pub const INVALIDATE_TABLES_HIGH: u32 = 0x10_0cec;
 /// Invalidates.
 pub const INVALIDATE: u32 = 0x10_0cbc;
+/// In it: does so. Without it nothing happens.
+pub const INVALIDATE_NOW: u32 = 1 << 31;
+/// All pages. A single one is not what nouveau asks for.
+pub const INVALIDATE_PAGES: u32 = 1 << 0;
+/// Of all tables, and not only of those with the directory that is named.
+pub const INVALIDATE_ALL: u32 = 1 << 1;
 
 /// Size of video memory: `subdev/fb/gp102.c`.
 pub const VRAM_SIZE: u32 = 0x10_0ce0;

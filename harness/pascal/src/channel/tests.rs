@@ -1,7 +1,10 @@
+use std::time::Instant;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{Board, ram};
+use crate::tlb::Tlb;
 use crate::witness::Witness;
 
 /// Virtual addresses: the ring, the commands, and memory for semaphores.
@@ -12,6 +15,7 @@ const SEMAPHORE: u64 = 0x30_0000;
 struct Driver {
     board: Board,
     channel: Channel,
+    tlb: Tlb,
     transfers: u64,
     witness: Witness,
 }
@@ -34,6 +38,7 @@ impl Driver {
         Self {
             board,
             channel,
+            tlb: Tlb::new(Instant::now()),
             transfers: u64::MAX,
             witness: Witness::new(None, false).unwrap(),
         }
@@ -45,6 +50,7 @@ impl Driver {
             tables: self.channel.tables(),
             chid: 1,
             now: 0x1234_5678_9abc_def0,
+            tlb: &mut self.tlb,
             transfers: &mut self.transfers,
             witness: &mut self.witness,
         };

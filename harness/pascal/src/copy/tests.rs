@@ -1,3 +1,5 @@
+use std::time::Instant;
+
 use super::*;
 use crate::testing::{Board, ram};
 
@@ -6,6 +8,7 @@ struct Engine {
     tables: Tables,
     root: Place,
     engine: CopyEngine,
+    tlb: Tlb,
     transfers: u64,
     witness: Witness,
 }
@@ -22,6 +25,7 @@ impl Engine {
             board,
             root,
             engine: CopyEngine::default(),
+            tlb: Tlb::new(Instant::now()),
             transfers: u64::MAX,
             witness: Witness::new(None, false).unwrap(),
         }
@@ -33,6 +37,7 @@ impl Engine {
             tables: self.tables,
             chid: 0,
             now: 32,
+            tlb: &mut self.tlb,
             transfers: &mut self.transfers,
             witness: &mut self.witness,
         };

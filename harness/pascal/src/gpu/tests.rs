@@ -29,6 +29,18 @@ fn bar1(gpu: &mut Gpu, at: u64) -> u32 {
 /// A GPU with tables for BAR1, and the entry for the page at 0x8000 there; channel 3 has
 /// a ring.
 fn gpu() -> (Gpu, Place, Place) {
+    let (gpu, bar1, _) = gpu_and_channel();
+    (gpu, bar1.root, bar1.entry)
+}
+
+/// The first directory of some tables, and the entry for a page.
+struct Mapped {
+    root: Place,
+    entry: Place,
+}
+
+/// And the entry for the semaphore that the channel uses.
+fn gpu_and_channel() -> (Gpu, Mapped, Mapped) {
     let mut board = Board::new();
     let (instance, root) = board.instance(0xfff_ffff);
     for page in 0..8 {
@@ -40,6 +52,7 @@ fn gpu() -> (Gpu, Place, Place) {
     board.map(tables, RING, 12, ram(0), 0);
     board.map(tables, COMMANDS, 12, ram(0x1000), 0);
     board.map(tables, SEMAPHORE, 12, ram(0x2000), 0);
+    let semaphore = board.entry(tables, SEMAPHORE, 12);
     board.set(channel.after(0x48), RING | 4 << 48);
     let witness = Witness::new(None, false).unwrap();
     let mut gpu = Gpu::new(board.vram, witness);
@@ -51,7 +64,11 @@ fn gpu() -> (Gpu, Place, Place) {
     let slot = r::CHANNELS + 3 * 8;
     set(&mut gpu, slot, 1 << 31 | (channel.address >> 12) as u32);
     set(&mut gpu, slot + 4, 0x400);
-    (gpu, root, entry)
+    let channel = Mapped {
+        root: tables,
+        entry: semaphore,
+    };
+    (gpu, Mapped { root, entry }, channel)
 }
 
 fn poke(gpu: &Gpu, place: Place, value: u64) {
@@ -74,7 +91,7 @@ fn bar1_leads_through_its_tables() {
 
 #[test]
 fn what_is_not_mapped_in_bar1_is_a_violation() {
-    let (mut gpu, _, entry) = gpu();
+    let (mut gpu, root, entry) = gpu();
     assert_eq!(bar1(&mut gpu, 0x10_0000), !0);
     assert_eq!(gpu.witness.totals.violations, 1);
     bar1(&mut gpu, 0x8000);
@@ -82,34 +99,135 @@ fn what_is_not_mapped_in_bar1_is_a_violation() {
     gpu.bar1_write(0x8000, &[0; 4]);
     assert_eq!(gpu.witness.totals.violations, 2);
     let last = gpu.witness.first_violations.last().unwrap();
-    assert!(last.contains("it was vram 0x804000"), "{last}");
+    assert!(
+        last.contains("no page at 0x8000; it was vram 0x804000, used from "),
+        "{last}"
+    );
+    // Lines are those of the log.
+    invalidate(&mut gpu, root, FLUSH);
+    let line = gpu.witness.event(&Event::Power { what: "" }) - 1;
+    bar1(&mut gpu, 0x8000);
+    let last = gpu.witness.first_violations.last().unwrap();
+    let flush = format!("gone by line {line}, invalidated last in line {line}");
+    assert!(last.ends_with(&flush), "{last}");
     set(&mut gpu, r::BAR1_BLOCK, 0);
     assert_eq!(bar1(&mut gpu, 0x8000), !0);
-    assert_eq!(gpu.witness.totals.violations, 3);
+    assert_eq!(gpu.witness.totals.violations, 4);
 }
+
+fn invalidate(gpu: &mut Gpu, root: Place, what: u32) {
+    let system = match root.aperture {
+        Aperture::Vram => 0,
+        Aperture::System => 2,
+    };
+    let tables = root.address >> 12 << 4 | system;
+    set(gpu, r::INVALIDATE_TABLES, tables as u32);
+    set(gpu, r::INVALIDATE_TABLES_HIGH, (tables >> 32) as u32);
+    set(gpu, r::INVALIDATE, what);
+}
+
+/// As `gp100_vmm_flush()` writes it.
+const FLUSH: u32 = 0x8000_0005;
 
 #[test]
 fn a_page_that_moves_without_an_invalidation_is_a_violation() {
     let (mut gpu, root, entry) = gpu();
-    let invalidate = |gpu: &mut Gpu| {
-        set(gpu, r::INVALIDATE_TABLES, (root.address >> 12 << 4) as u32);
-        set(gpu, r::INVALIDATE_TABLES_HIGH, 0);
-        set(gpu, r::INVALIDATE, 0x8000_0005);
-    };
     bar1(&mut gpu, 0x8000);
     poke(&gpu, entry, 0x90_0000 >> 4 | 1);
-    invalidate(&mut gpu);
+    invalidate(&mut gpu, root, FLUSH);
     bar1(&mut gpu, 0x8000);
     assert_eq!(gpu.witness.totals.violations, 0);
     poke(&gpu, entry, 0x91_0000 >> 4 | 1);
     bar1(&mut gpu, 0x8000);
+    let told = gpu.witness.first_violations.last().unwrap();
+    let what = "BAR1 at 0x8000 is vram 0x910000; it was vram 0x900000, used from ";
+    assert!(told.starts_with(what), "{told}");
     assert_eq!(gpu.witness.totals.violations, 1);
-    // That of other tables does not help.
-    poke(&gpu, entry, 0x92_0000 >> 4 | 1);
-    set(&mut gpu, r::INVALIDATE_TABLES, 0x10);
-    set(&mut gpu, r::INVALIDATE, 0x8000_0005);
+    // That of other tables does not help, nor one that is not started or not of all pages.
+    let in_system = Place {
+        aperture: Aperture::System,
+        ..root
+    };
+    let commands = [
+        (Place::vram(0x1000), FLUSH),
+        (in_system, FLUSH),
+        (root, FLUSH & !r::INVALIDATE_NOW),
+        (root, FLUSH & !r::INVALIDATE_PAGES),
+    ];
+    for (n, (tables, what)) in (1..).zip(commands) {
+        poke(&gpu, entry, (0x90_0000 + (n << 12)) >> 4 | 1);
+        invalidate(&mut gpu, tables, what);
+        let before = gpu.witness.totals.violations;
+        bar1(&mut gpu, 0x8000);
+        assert_eq!(gpu.witness.totals.violations, before + 1);
+    }
+    assert_eq!(gpu.witness.totals.unknown, 2);
+    // That of all tables does.
+    poke(&gpu, entry, 0x80_0000 >> 4 | 1);
+    invalidate(&mut gpu, Place::vram(0), FLUSH | r::INVALIDATE_ALL);
+    let before = gpu.witness.totals.violations;
     bar1(&mut gpu, 0x8000);
+    assert_eq!(gpu.witness.totals.violations, before);
+}
+
+#[test]
+fn with_a_cache_a_page_that_moves_is_found_in_the_old_place_until_it_is_invalidated() {
+    let (mut gpu, root, entry) = gpu();
+    gpu.tlb.is_used = true;
+    poke(&gpu, Place::vram(0x80_4000), 11);
+    poke(&gpu, Place::vram(0x90_0000), 22);
+    let both = |gpu: &mut Gpu| {
+        let first = bar1(gpu, 0x8000);
+        let mut data = [0; 4];
+        gpu.bar2_read(0x8000, &mut data);
+        (first, u32::from_le_bytes(data))
+    };
+    assert_eq!(both(&mut gpu), (11, 11));
+    poke(&gpu, entry, 0x90_0000 >> 4 | 1);
+    assert_eq!(both(&mut gpu), (11, 11));
+    let told = &gpu.witness.first_violations;
     assert_eq!(gpu.witness.totals.violations, 2);
+    assert!(
+        told[0].starts_with("BAR1 at 0x8000 is vram 0x900000; it was vram 0x804000"),
+        "{told:?}"
+    );
+    assert!(told[1].starts_with("BAR2 at 0x8000 is vram 0x900000; it was vram 0x804000"));
+    poke(&gpu, entry, 0);
+    assert_eq!(both(&mut gpu), (11, 11));
+    invalidate(&mut gpu, root, FLUSH);
+    assert_eq!(both(&mut gpu), (!0, !0));
+    poke(&gpu, entry, 0x90_0000 >> 4 | 1);
+    assert_eq!(both(&mut gpu), (22, 22));
+    // A reset forgets: nothing is stale after it.
+    poke(&gpu, entry, 0x80_4000 >> 4 | 1);
+    let block = get(&mut gpu, r::BAR1_BLOCK);
+    let violations = gpu.witness.totals.violations;
+    gpu.reset();
+    set(&mut gpu, r::BAR1_BLOCK, block);
+    assert_eq!(bar1(&mut gpu, 0x8000), 11);
+    assert_eq!(gpu.witness.totals.violations, violations);
+}
+
+#[test]
+fn with_a_cache_a_channel_uses_what_was_not_invalidated() {
+    let (mut gpu, _, Mapped { root, entry }) = gpu_and_channel();
+    gpu.tlb.is_used = true;
+    let release = |gpu: &mut Gpu, value: u32| {
+        let words = [1 << 29 | 4 << 16 | 0x10 >> 2, 0, SEMAPHORE as u32, value, 2];
+        let bytes = words.map(u32::to_le_bytes).concat();
+        gpu.memory.write(ram(0x1000).address, &bytes).unwrap();
+        poke(gpu, ram(u64::from(value - 1) * 8), COMMANDS | 5 << 42);
+        gpu.bar1_write(USERD_AT + 3 * 0x200 + 0x8c, &value.to_le_bytes());
+        [0x2000, 0x3000].map(|at| gpu.space().read_u64(ram(at)).unwrap() as u32)
+    };
+    assert_eq!(release(&mut gpu, 1), [1, 0]);
+    poke(&gpu, entry, ram(0x3000).address >> 4 | 2 << 1 | 1);
+    assert_eq!(release(&mut gpu, 2), [2, 0]);
+    let told = gpu.witness.first_violations.last().unwrap();
+    assert!(told.starts_with("channel 3 used 0x300000 is"), "{told}");
+    invalidate(&mut gpu, root, FLUSH);
+    assert_eq!(release(&mut gpu, 3), [2, 3]);
+    assert_eq!(gpu.witness.totals.violations, 1);
 }
 
 #[test]
@@ -177,6 +295,8 @@ fn registers_and_windows() {
     assert_eq!(get(&mut gpu, r::TIME_HIGH), 7);
     assert_eq!(get(&mut gpu, 0x40_0000), 0);
     assert_eq!(gpu.witness.totals.unknown, 1);
+    let told = "unknown register 0x400000: read 0x0";
+    assert_eq!(gpu.witness.first_violations, [told]);
     // Bytes of a register that keeps what is written.
     set(&mut gpu, 0x60_13d4, 0x1122_3344);
     gpu.write(0x60_13d5, &[0x55]);

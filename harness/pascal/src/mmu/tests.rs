@@ -1,9 +1,11 @@
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{self, Board, ram};
+use crate::tlb::Tlb;
 
 const LIMIT_AT: u64 = (1 << 47) - 1;
 
@@ -17,7 +19,11 @@ fn board() -> (Board, Tables, Place) {
 
 fn place(board: &Board, tables: &Tables, va: u64) -> Result<Place, Fault> {
     let page = tables.translate(board.space(), va)?;
-    Ok(page.place.unwrap())
+    Ok(page.at(va).unwrap())
+}
+
+fn tlb() -> Tlb {
+    Tlb::new(Instant::now())
 }
 
 #[test]
@@ -32,7 +38,7 @@ fn pages_of_each_size_lead_where_their_entries_say() {
     assert_eq!(at(0x5f_ffff), Ok(Place::vram(0x9f_ffff)));
     assert_eq!(at(0x61_fedc), Ok(ram(0x2_fedc)));
     assert_eq!(at(0x7fff_ffff_ffff), Ok(ram(0xfff)));
-    let left = |va| tables.translate(board.space(), va).unwrap().left;
+    let left = |va| tables.translate(board.space(), va).unwrap().left(va);
     assert_eq!((left(0x1001), left(0x61_0000)), (0xfff, 0x1_0000));
 }
 
@@ -40,13 +46,13 @@ fn pages_of_each_size_lead_where_their_entries_say() {
 fn what_is_not_mapped_is_a_fault() {
     let (mut board, tables, root) = board();
     board.map(root, 0x1000, 12, Place::vram(0x5000), testing::READ_ONLY);
-    let read = |va, len| tables.read(board.space(), va, &mut vec![0; len]);
+    let read = |va, len| tlb().read(&tables, board.space(), va, &mut vec![0; len]);
     assert_eq!(read(0x2000, 1), Err(Fault::NoPage(0x2000)));
     assert_eq!(read(0x1fff, 2), Err(Fault::NoPage(0x2000)));
     assert_eq!(read(0x40_0000, 1), Err(Fault::NoTable(0x40_0000)));
     assert_eq!(read(LIMIT_AT + 1, 1), Err(Fault::Limit(LIMIT_AT + 1)));
     assert_eq!(read(u64::MAX, 2), Err(Fault::Limit(u64::MAX)));
-    let write = tables.write(board.space(), 0x1000, &[1]);
+    let write = tlb().write(&tables, board.space(), 0x1000, &[1]);
     assert_eq!(write, Err(Fault::ReadOnly(0x1000)));
 }
 
@@ -60,9 +66,13 @@ fn an_entry_for_a_large_page_decides_about_the_small_ones() {
     assert!(place(&board, &tables, 0x1_0000).is_err());
     board.set(large, testing::VOLATILE);
     let mut data = [1; 4];
-    tables.read(board.space(), 0x1_0000, &mut data).unwrap();
+    tlb()
+        .read(&tables, board.space(), 0x1_0000, &mut data)
+        .unwrap();
     assert_eq!(data, [0; 4]);
-    tables.write(board.space(), 0x1_0000, &data).unwrap();
+    tlb()
+        .write(&tables, board.space(), 0x1_0000, &data)
+        .unwrap();
     board.map(root, 0x1_0000, 16, Place::vram(0x3_0000), 0);
     assert_eq!(place(&board, &tables, 0x1_1000), Ok(Place::vram(0x3_1000)));
 }
@@ -72,10 +82,14 @@ fn data_crosses_pages() {
     let (mut board, tables, root) = board();
     board.map(root, 0x1000, 12, Place::vram(0x5000), 0);
     board.map(root, 0x2000, 12, ram(0x3000), 0);
-    tables.write(board.space(), 0x1ffe, &[1, 2, 3, 4]).unwrap();
+    tlb()
+        .write(&tables, board.space(), 0x1ffe, &[1, 2, 3, 4])
+        .unwrap();
     assert_eq!(board.ram_at(0x3000, 2), [3, 4]);
     let mut data = [0; 4];
-    tables.read(board.space(), 0x1ffe, &mut data).unwrap();
+    tlb()
+        .read(&tables, board.space(), 0x1ffe, &mut data)
+        .unwrap();
     assert_eq!(data, [1, 2, 3, 4]);
 }
 
@@ -87,19 +101,6 @@ fn tables_of_the_first_version_are_refused() {
     let tables = Tables::of(board.space(), instance.address);
     assert_eq!(tables, Err(Fault::Version(instance.address)));
     assert!(Tables::of(board.space(), testing::VRAM).is_err());
-}
-
-#[test]
-fn a_cache_would_have_noticed() {
-    let mut tlb = Tlb::default();
-    assert_eq!(tlb.seen(0x1004, Place::vram(0x5004)), Seen::First);
-    assert_eq!(tlb.seen(0x1ff8, Place::vram(0x5ff8)), Seen::Again);
-    let stale = Seen::Stale(Place::vram(0x5000));
-    assert_eq!(tlb.seen(0x1000, Place::vram(0x6000)), stale);
-    tlb.invalidate();
-    assert_eq!(tlb.seen(0x1000, Place::vram(0x7000)), Seen::First);
-    assert_eq!(tlb.missed(0x1008), Some(Place::vram(0x7000)));
-    assert_eq!(tlb.missed(0x1008), None);
 }
 
 /// A page to map: in one of a few regions, so that pages of different size meet.
@@ -159,11 +160,11 @@ proptest! {
         let large = board.entry(root, va, 16);
         for entry in entries {
             board.set(slot, entry);
-            let _ = tables.read(board.space(), va, &mut [0; 16]);
+            let _ = tlb().read(&tables, board.space(), va, &mut [0; 16]);
             board.set(large, entry.rotate_left(7));
-            let _ = tables.write(board.space(), va, &[0; 16]);
+            let _ = tlb().write(&tables, board.space(), va, &[0; 16]);
             board.set(root.after(((va >> 47) & 3) * 8), entry.rotate_left(13));
-            let _ = tables.read(board.space(), va, &mut [0; 16]);
+            let _ = tlb().read(&tables, board.space(), va, &mut [0; 16]);
         }
     }
 }
