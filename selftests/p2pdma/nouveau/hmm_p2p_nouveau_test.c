@@ -54,13 +54,14 @@ static void buf_free(struct __test_metadata *_metadata, struct p2p_buf *buf)
 	EXPECT_EQ(0, munmap(buf->p, buf->len));
 }
 
-TEST_F_TIMEOUT(nouveau, there_and_back, TIMEOUT_S)
+static void there_and_back(struct __test_metadata *_metadata, SELF *self,
+			   size_t pages, int rounds)
 {
 	struct p2p_buf buf;
 	int i;
 
-	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
-	for (i = 0; i < 3; i++) {
+	p2p_buf_alloc(_metadata, &buf, pages, BEFORE);
+	for (i = 0; i < rounds; i++) {
 		to_vram(_metadata, self, &buf);
 		all_home(_metadata, &buf, BEFORE + i);
 		p2p_fill(buf.p, BEFORE + i + 1, 0, buf.len);
@@ -68,23 +69,19 @@ TEST_F_TIMEOUT(nouveau, there_and_back, TIMEOUT_S)
 	buf_free(_metadata, &buf);
 }
 
+TEST_F_TIMEOUT(nouveau, there_and_back, TIMEOUT_S)
+{
+	there_and_back(_metadata, self, 16, 3);
+}
+
 /*
- * The driver's push buffer has room for 1260 copies. Pages that move at once are
+ * The push buffer (64 KiB) has room for 1260 copies. Pages that move at once are
  * pushed at once, so the buffer gets full, and is used from its beginning, in the
  * middle of that. No copy is lost, wherever the rounds before have left off.
  */
 TEST_F_TIMEOUT(nouveau, full_push_buffer, TIMEOUT_S)
 {
-	struct p2p_buf buf;
-	int i;
-
-	p2p_buf_alloc(_metadata, &buf, 128, BEFORE);
-	for (i = 0; i < 24; i++) {
-		to_vram(_metadata, self, &buf);
-		all_home(_metadata, &buf, BEFORE + i);
-		p2p_fill(buf.p, BEFORE + i + 1, 0, buf.len);
-	}
-	buf_free(_metadata, &buf);
+	there_and_back(_metadata, self, 128, 24);
 }
 
 /* Each page by itself, not in their order */
