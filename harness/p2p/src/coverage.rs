@@ -85,7 +85,11 @@ impl Settings {
     fn read(root: &Path) -> Result<Self> {
         let file = root.join("qemu/coverage.toml");
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        toml::from_str(&text).with_context(|| file.display().to_string())
+        let settings: Self = toml::from_str(&text).with_context(|| file.display().to_string())?;
+        for spec in &settings.jobs {
+            spec.check().with_context(|| file.display().to_string())?;
+        }
+        Ok(settings)
     }
 }
 
@@ -248,14 +252,17 @@ fn notes(objects: &Path, name: &str) -> Option<PathBuf> {
     None
 }
 
-/// The Makefile that builds a file, and what makes it count there.
+/// The Makefile that builds a file, and what makes it count there. Where there is a file
+/// `Kbuild`, it is read in place of the Makefile.
 fn counting(tree: &Path, file: &str) -> Option<(PathBuf, String)> {
     let stem = file.strip_suffix(".c")?;
-    let mut folders = Path::new(file).ancestors().skip(1);
-    let folder = folders.find(|dir| tree.join(dir).join("Makefile").is_file())?;
+    let folders = Path::new(file).ancestors().skip(1);
+    let mut makefiles =
+        folders.flat_map(|dir| ["Kbuild", "Makefile"].map(|name| (dir, dir.join(name))));
+    let (folder, makefile) = makefiles.find(|(_, name)| tree.join(name).is_file())?;
     let object = Path::new(stem).strip_prefix(folder).ok()?;
     let line = format!("GCOV_PROFILE_{}.o := y\n", object.display());
-    Some((tree.join(folder).join("Makefile"), line))
+    Some((tree.join(makefile), line))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use crate::paths::digest;
 use crate::plan::{Job, Only, Spec};
 use crate::proc::{self, output, tail};
 use crate::report::Outcome;
-use crate::topology::{Kind, Topologies, Topology};
+use crate::topology::{Kind, Topologies};
 use crate::tree::Tree;
 use crate::ui::seconds;
 use crate::vm::Booter;
@@ -63,29 +63,34 @@ struct Settings {
 }
 
 impl Settings {
-    /// What is run in one machine: programs that need the same kind of it, the same NIC
-    /// and the same modules, which may not be loaded together with those of others.
+    /// What is run in one machine: programs that need the same topology, the same kind of
+    /// machine, the same models and the same modules, which may not be loaded together with
+    /// those of others.
     fn machines(&self, tests: &Tests) -> Vec<Spec> {
         let mut machines = BTreeMap::<_, Vec<_>>::new();
-        for (program, connectx) in &tests.programs {
+        for run in &tests.programs {
+            let program = &run.program;
             let kind = longest(&self.machine, program).unwrap_or_default();
             let connectx = match kind {
                 Kind::Counting => Vec::new(),
-                Kind::Parallel => connectx.clone(),
+                Kind::Parallel => run.connectx.clone(),
             };
-            let load = longest(&self.load, program).unwrap_or_default();
             let pascal = longest(&self.pascal, program);
+            let pascal = pascal.map(|pascal| [pascal, run.pascal.clone()].concat());
+            let topology = run.topology.as_ref().unwrap_or(&self.topology).clone();
+            let load = longest(&self.load, program).unwrap_or_default();
             let prepare = longest(&self.prepare, program).unwrap_or_default();
             let edu = longest(&self.edu, program).unwrap_or_default();
-            let machine = (kind, connectx, load, pascal, prepare, edu);
+            let machine = (kind, topology, connectx, load, pascal, prepare, edu);
             let with = machines.entry(machine).or_default();
             if !with.contains(program) {
                 with.push(program.clone());
             }
         }
         let programs = machines.into_iter().map(
-            |((machine, connectx, load, pascal, prepare, edu), programs)| Spec {
+            |((machine, topology, connectx, load, pascal, prepare, edu), programs)| Spec {
                 machine,
+                topologies: vec![topology],
                 connectx,
                 load,
                 pascal,
@@ -102,16 +107,17 @@ impl Settings {
 
     /// The machine of KUnit tests. Those that are modules run as they are loaded.
     fn kunit(&self, filter: &str) -> Spec {
-        let all = self
-            .load
-            .iter()
-            .filter(|(start, _)| start.starts_with(KUNIT));
+        let of = |table: &BTreeMap<String, Vec<String>>| {
+            if filter != "*" {
+                return longest(table, &format!("{KUNIT}{filter}")).unwrap_or_default();
+            }
+            let all = table.iter().filter(|(start, _)| start.starts_with(KUNIT));
+            all.flat_map(|(_, values)| values.clone()).collect()
+        };
         Spec {
-            load: if filter == "*" {
-                all.flat_map(|(_, modules)| modules.clone()).collect()
-            } else {
-                longest(&self.load, &format!("{KUNIT}{filter}")).unwrap_or_default()
-            },
+            topologies: vec![self.topology.clone()],
+            load: of(&self.load),
+            prepare: of(&self.prepare),
             kunit: Some(filter.to_owned()),
             limit: self.limit,
             ..Spec::default()
@@ -143,7 +149,6 @@ impl Mutants<'_> {
         } = *self.builder;
         let root = &paths.root;
         let settings = settings(root)?;
-        let topology = topologies.get(&settings.topology)?;
         let mutants = file::read_all(&root.join("qemu/mutants"))?;
         let names: Vec<_> = mutants.iter().map(|mutant| mutant.name.clone()).collect();
         only.check(&names)?;
@@ -170,7 +175,7 @@ impl Mutants<'_> {
             ));
         }
         if !wanted.is_empty() {
-            let plant = Plant::new(self, &settings, topology)?;
+            let plant = Plant::new(self, &settings, topologies)?;
             plant.builder().build(KERNEL, &settings.kernel, &[])?;
             let tests = file::all_tests(&wanted);
             let key_of_none = digest(format!("{base}\n{tests:?}").as_bytes());
@@ -229,7 +234,7 @@ fn settings(root: &Path) -> Result<Settings> {
 struct Plant<'a> {
     mutants: &'a Mutants<'a>,
     settings: &'a Settings,
-    topology: &'a Topology,
+    topologies: &'a Topologies,
     tree: Tree,
 }
 
@@ -237,7 +242,7 @@ impl<'a> Plant<'a> {
     fn new(
         mutants: &'a Mutants<'a>,
         settings: &'a Settings,
-        topology: &'a Topology,
+        topologies: &'a Topologies,
     ) -> Result<Self> {
         let Builder {
             paths, ui, tree, ..
@@ -246,7 +251,7 @@ impl<'a> Plant<'a> {
         Ok(Self {
             mutants,
             settings,
-            topology,
+            topologies,
             tree: tree.aside(paths, ui, WORKTREE, what)?,
         })
     }
@@ -327,8 +332,11 @@ impl<'a> Plant<'a> {
         let start = Instant::now();
         let mut outcomes = Vec::new();
         for spec in self.settings.machines(tests) {
-            let job = Job::alone(format!("mutant/{name}"), kernel, self.topology, spec);
-            outcomes.extend(job.run(self.mutants.booter, self.mutants.builder.paths)?);
+            for topology in &spec.topologies {
+                let topology = self.topologies.get(topology)?;
+                let job = Job::alone(format!("mutant/{name}"), kernel, topology, spec.clone());
+                outcomes.extend(job.run(self.mutants.booter, self.mutants.builder.paths)?);
+            }
         }
         let mut known = Known::new(name, end(&outcomes, expect));
         known.test_seconds = start.elapsed().as_secs();

@@ -155,7 +155,8 @@ impl Plan {
 }
 
 impl Spec {
-    fn check(&self) -> Result<()> {
+    /// What its kind of machine does not have.
+    pub fn check(&self) -> Result<()> {
         let name = &self.name;
         match self.machine {
             Kind::Parallel if self.icount.is_some() => {

@@ -13,6 +13,16 @@ fn the_settings_of_this_repository() {
         for name in &job.topologies {
             topologies.get(name).unwrap();
         }
+        for script in &job.prepare {
+            let script = root().join(format!("harness/guest/{script}.sh"));
+            assert!(script.is_file(), "{}", script.display());
+        }
+        for program in &job.programs {
+            let path = program.split(' ').next().unwrap();
+            let folder = path.rsplit_once('/').unwrap().0;
+            let built = |entry: &String| entry == path || entry == folder;
+            assert!(settings.kernel.selftests.iter().any(built), "{program}");
+        }
     }
     for unreached in &settings.unreached {
         assert!(!unreached.reason.is_empty(), "{unreached:?}");
@@ -30,6 +40,12 @@ fn objects_count_where_their_makefile_is() {
     assert_eq!(makefile, tree.path().join("misc/Makefile"));
     assert_eq!(line, "GCOV_PROFILE_rdma/main.o := y\n");
     assert!(counting(tree.path(), "misc/rdma/rdma.h").is_none());
+    // Kbuild reads this one then.
+    fs::write(tree.path().join("misc/rdma/Makefile"), "").unwrap();
+    fs::write(tree.path().join("misc/rdma/Kbuild"), "").unwrap();
+    let (makefile, line) = counting(tree.path(), "misc/rdma/main.c").unwrap();
+    assert_eq!(makefile, tree.path().join("misc/rdma/Kbuild"));
+    assert_eq!(line, "GCOV_PROFILE_main.o := y\n");
 }
 
 #[test]

@@ -4,7 +4,9 @@
 //! | key | value |
 //! |---|---|
 //! | `run` | a selftest, `folder/program`, and its arguments; any number of them |
+//! | `topology` | where they are run, if not where mutants.toml says |
 //! | `connectx` | an argument of the model of a NIC in parallel machines, as in tests.toml; any number of them |
+//! | `pascal` | the same for the model of a GPU, after those of mutants.toml |
 //! | `kunit` | the kernel's own tests, by filter |
 //! | `expect` | part of the name of a test that should notice; any number of them |
 
@@ -27,8 +29,12 @@ pub struct Mutant {
     pub breaks: String,
     /// Selftests to run.
     pub programs: Vec<String>,
+    /// The topology that those are run in.
+    pub topology: Option<String>,
     /// Arguments of the model that is the NIC of parallel machines.
     pub connectx: Vec<String>,
+    /// More arguments of the model that is the GPU, where it is one.
+    pub pascal: Vec<String>,
     /// KUnit tests to run.
     pub kunit: Option<String>,
     /// Parts of names of tests.
@@ -58,10 +64,15 @@ impl Mutant {
             let value = value.trim().to_owned();
             match key {
                 "run" => mutant.programs.push(value),
+                "topology" if mutant.topology.is_none() => mutant.topology = Some(value),
                 "connectx" => mutant.connectx.push(value),
+                "pascal" => mutant.pascal.push(value),
                 "kunit" if mutant.kunit.is_none() => mutant.kunit = Some(value),
                 "expect" => mutant.expect.push(value),
-                _ => bail!("{line:?}: there are run, connectx, kunit (once) and expect"),
+                _ => bail!(
+                    "{line:?}: there are run, topology (once), connectx, pascal, kunit (once) \
+                     and expect"
+                ),
             }
         }
         if mutant.breaks.is_empty() || mutant.expect.is_empty() {
@@ -78,11 +89,24 @@ impl Mutant {
     }
 }
 
+/// A selftest, and the machine that it is run in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Run {
+    /// `folder/program` and its arguments.
+    pub program: String,
+    /// As in [`Mutant`].
+    pub topology: Option<String>,
+    /// As in [`Mutant`].
+    pub connectx: Vec<String>,
+    /// As in [`Mutant`].
+    pub pascal: Vec<String>,
+}
+
 /// What is run in one go: each program, with what it is run with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tests {
-    /// Selftests, and the arguments of the model of a NIC.
-    pub programs: Vec<(String, Vec<String>)>,
+    /// Selftests.
+    pub programs: Vec<Run>,
     /// KUnit tests, by filter.
     pub kunit: Option<String>,
 }
@@ -93,7 +117,12 @@ impl Mutant {
         let programs = self.programs.iter();
         Tests {
             programs: programs
-                .map(|program| (program.clone(), self.connectx.clone()))
+                .map(|program| Run {
+                    program: program.clone(),
+                    topology: self.topology.clone(),
+                    connectx: self.connectx.clone(),
+                    pascal: self.pascal.clone(),
+                })
                 .collect(),
             kunit: self.kunit.clone(),
         }

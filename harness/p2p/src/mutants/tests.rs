@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use super::file::Run;
 use super::*;
 
 fn root() -> PathBuf {
@@ -14,11 +15,21 @@ fn the_mutants_of_this_repository() {
     let mutants = file::read_all(&root().join("qemu/mutants")).unwrap();
     assert!(mutants.len() >= 40, "{}", mutants.len());
     for mutant in &mutants {
+        if let Some(topology) = &mutant.topology {
+            topologies.get(topology).unwrap();
+        }
         for program in &mutant.programs {
             let path = program.split(' ').next().unwrap();
             let folder = path.rsplit_once('/').unwrap().0;
             let built = |entry: &String| entry == path || entry == folder;
             assert!(settings.kernel.selftests.iter().any(built), "{program}");
+        }
+    }
+    for spec in settings.machines(&file::all_tests(&mutants.iter().collect::<Vec<_>>())) {
+        spec.check().unwrap();
+        for script in &spec.prepare {
+            let script = root().join(format!("harness/guest/{script}.sh"));
+            assert!(script.is_file(), "{}", script.display());
         }
     }
     let mut diffs: Vec<_> = mutants
@@ -55,11 +66,13 @@ fn programs_that_need_the_same_modules_share_a_machine() {
 
 fn tests(programs: &[&str], connectx: &[&str]) -> Tests {
     let connectx: Vec<_> = connectx.iter().map(|&word| word.to_owned()).collect();
-    let programs = programs.iter();
+    let run = |&program: &&str| Run {
+        program: program.to_owned(),
+        connectx: connectx.clone(),
+        ..Run::default()
+    };
     Tests {
-        programs: programs
-            .map(|&program| (program.to_owned(), connectx.clone()))
-            .collect(),
+        programs: programs.iter().map(run).collect(),
         kunit: None,
     }
 }
@@ -90,6 +103,43 @@ fn a_verbs_device_is_tested_in_parallel_machines_with_the_nic_that_the_mutant_wa
 }
 
 #[test]
+fn a_mutant_has_a_say_in_topology_and_gpu() {
+    let settings = settings(&root()).unwrap();
+    let mutant = Mutant {
+        programs: vec!["p2pdma/nouveau/hmm_p2p_nouveau_test".to_owned()],
+        topology: Some("host-bridge".to_owned()),
+        pascal: vec!["--transfers=60".to_owned()],
+        ..Mutant::default()
+    };
+    let others = Mutant {
+        programs: mutant.programs.clone(),
+        ..Mutant::default()
+    };
+    let told: Vec<_> = settings
+        .machines(&file::all_tests(&[&mutant, &others]))
+        .into_iter()
+        .map(|spec| (spec.topologies, spec.pascal.unwrap(), spec.edu))
+        .collect();
+    let words = |words: &[&str]| {
+        words
+            .iter()
+            .map(|&word| word.to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told,
+        [
+            (
+                words(&["host-bridge"]),
+                words(&["--bar1=16M", "--transfers=60"]),
+                true
+            ),
+            (words(&["switch"]), words(&["--bar1=16M"]), true),
+        ]
+    );
+}
+
+#[test]
 fn kunit_tests_that_are_modules_are_loaded() {
     let settings = settings(&root()).unwrap();
     let machine = |filter: &str| {
@@ -100,12 +150,13 @@ fn kunit_tests_that_are_modules_are_loaded() {
         });
         assert_eq!(machines.len(), 1);
         assert_eq!(machines[0].kunit.as_deref(), Some(filter));
-        machines[0].load.clone()
+        [machines[0].load.clone(), machines[0].prepare.clone()].concat()
     };
     assert_eq!(machine("mlx5_odp_p2p"), ["mlx5_odp_p2p_kunit"]);
+    assert_eq!(machine("nouveau_window"), ["nouveau-kunit"]);
     assert!(machine("rust_gpu_window").is_empty());
     // Without a defect all of them have to pass.
-    assert_eq!(machine("*"), ["mlx5_odp_p2p_kunit"]);
+    assert_eq!(machine("*"), ["mlx5_odp_p2p_kunit", "nouveau-kunit"]);
 }
 
 #[test]
