@@ -1,8 +1,7 @@
 //! A channel and the PBDMA that reads its commands (`nvif/chan906f.c`,
 //! `engine/fifo/gk104.c`; `include/nvhw/class/cl906f.h`).
 
-use std::collections::VecDeque;
-
+use crate::commands::{Commands, Method};
 use crate::copy::{self, CLASSES, Context, CopyEngine, Refused};
 use crate::mmu::Tables;
 use crate::space::{Fault, Place, Space};
@@ -56,23 +55,6 @@ pub enum Death {
     Command(String),
 }
 
-/// How the method's number goes on from one word to the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Each,
-    Once,
-    Never,
-}
-
-/// What the words after a header are for.
-#[derive(Clone, Copy, Debug)]
-struct Header {
-    left: u32,
-    method: u32,
-    subchannel: usize,
-    step: Step,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     va: u64,
@@ -90,8 +72,7 @@ pub struct Channel {
     pub get: u32,
     /// Where the ring ends.
     pub put: u32,
-    words: VecDeque<u32>,
-    header: Option<Header>,
+    commands: Commands,
     objects: [u32; 8],
     semaphore: [u32; 3],
     wait: Option<Wait>,
@@ -131,8 +112,7 @@ impl Channel {
             mask,
             get,
             put: get,
-            words: VecDeque::new(),
-            header: None,
+            commands: Commands::default(),
             objects,
             semaphore: [0; 3],
             wait: None,
@@ -176,8 +156,8 @@ impl Channel {
                 }
                 self.wait = None;
             }
-            if let Some(word) = self.words.pop_front() {
-                self.word(context, word)?;
+            if let Some(method) = self.commands.next_method().map_err(Death::Command)? {
+                self.method(context, method)?;
             } else if self.get == self.put & self.mask {
                 return Ok(true);
             } else {
@@ -200,60 +180,16 @@ impl Channel {
         let read = context.read(va, &mut data);
         read.map_err(Death::Host)?;
         let word = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        self.words.extend(data.chunks_exact(4).map(word));
+        self.commands.extend(data.chunks_exact(4).map(word));
         Ok(())
     }
 
-    fn word(&mut self, context: &mut Context<'_>, word: u32) -> Result<(), Death> {
-        if let Some(mut header) = self.header.take() {
-            let Header {
-                method, subchannel, ..
-            } = header;
-            header.left -= 1;
-            match header.step {
-                Step::Each => header.method = (method + 4) & 0x3ffc,
-                Step::Once => {
-                    header.method = (method + 4) & 0x3ffc;
-                    header.step = Step::Never;
-                }
-                Step::Never => {}
-            }
-            self.header = (header.left > 0).then_some(header);
-            return self.method(context, subchannel, method, word);
-        }
-        let method = (word & 0xfff) << 2;
-        let subchannel = ((word >> 13) & 7) as usize;
-        let count = (word >> 16) & 0x1fff;
-        let step = match word >> 29 {
-            // A word of zeros is no operation; the rest are masks of devices, for SLI.
-            0 => return Ok(()),
-            1 => Step::Each,
-            3 => Step::Never,
-            4 => return self.method(context, subchannel, method, count),
-            5 => Step::Once,
-            // The rest of the segment is not looked at.
-            7 => {
-                self.words.clear();
-                return Ok(());
-            }
-            _ => return Err(Death::Command(format!("header {word:#010x}"))),
-        };
-        self.header = (count > 0).then_some(Header {
-            left: count,
-            method,
+    fn method(&mut self, context: &mut Context<'_>, method: Method) -> Result<(), Death> {
+        let Method {
             subchannel,
-            step,
-        });
-        Ok(())
-    }
-
-    fn method(
-        &mut self,
-        context: &mut Context<'_>,
-        subchannel: usize,
-        method: u32,
-        data: u32,
-    ) -> Result<(), Death> {
+            method,
+            data,
+        } = method;
         context.witness.totals.methods += 1;
         if method >= FIRST_OF_ENGINES {
             return self.method_of_engine(context, subchannel, method, data);

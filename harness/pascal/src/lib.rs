@@ -2,10 +2,11 @@
 //!
 //! QEMU's `vfio-user-pci` is its only client. An access's path, in file order:
 //! [`server`] → [`gpu`] (what each BAR is) → [`registers`], [`interrupt`], [`vbios`] →
-//! [`tlb`], [`mmu`], [`space`] (where an address leads) → [`host`] (channels), [`channel`] (their
-//! commands), [`copy`] (the copy engine) → [`witness`] (what the judge reads).
+//! [`tlb`], [`mmu`], [`space`] (where an address leads) → [`host`] (channels), [`channel`],
+//! [`commands`] (what they are to do), [`copy`] (the copy engine) → [`witness`] (what the judge reads).
 
 pub mod channel;
+pub mod commands;
 pub mod copy;
 pub mod gpu;
 pub mod host;

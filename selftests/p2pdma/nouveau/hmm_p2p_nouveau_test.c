@@ -11,6 +11,9 @@
 #include "../p2p_harness.h"
 #include "nouveau.h"
 
+/* That the driver goes takes a fraction of a second */
+#define UNBIND_S	60
+
 /* More than all of the memory that nouveau has for pages, in all rounds */
 #define ROUNDS	160
 
@@ -410,6 +413,21 @@ TEST_F_TIMEOUT(nouveau, buffers_move, TIMEOUT_S)
 	buf_free(_metadata, &buf);
 }
 
+/* What becomes of a child that finds something there, or a signal instead */
+static int look(struct __test_metadata *_metadata, struct p2p_buf *buf,
+		__u64 seed)
+{
+	pid_t pid = p2p_fork_child(_metadata);
+	int status = 0;
+
+	if (!pid) {
+		signal(SIGBUS, SIG_DFL);
+		_exit(p2p_compare(buf->p, seed, 0, buf->len) != buf->len);
+	}
+	EXPECT_EQ(pid, waitpid(pid, &status, 0));
+	return status;
+}
+
 /*
  * The GPU's copy engine fails at some time, which is up to whoever started the
  * guest. Pages that it was to move stay where they are, with their contents.
@@ -420,7 +438,6 @@ TEST_F_TIMEOUT(nouveau, copy_engine_fails, TIMEOUT_S)
 	struct p2p_buf buf;
 	int i, status;
 	long there;
-	pid_t pid;
 
 	if (!getenv("P2PTEST_GPU_DIES"))
 		SKIP(return, "P2PTEST_GPU_DIES does not say that the GPU does");
@@ -431,19 +448,18 @@ TEST_F_TIMEOUT(nouveau, copy_engine_fails, TIMEOUT_S)
 		if (!there)
 			break;
 		ASSERT_EQ((long)buf.pages, there);
-		pid = p2p_fork_child(_metadata);
-		if (!pid) {
-			signal(SIGBUS, SIG_DFL);
-			_exit(p2p_compare(buf.p, BEFORE + i, 0, buf.len) !=
-			      buf.len);
-		}
-		ASSERT_EQ(pid, waitpid(pid, &status, 0));
-		buf_free(_metadata, &buf);
+		status = look(_metadata, &buf, BEFORE + i);
 		if (WIFSIGNALED(status)) {
 			EXPECT_EQ(SIGBUS, WTERMSIG(status));
+			/* Not only the first time */
+			status = look(_metadata, &buf, BEFORE + i);
+			EXPECT_TRUE(WIFSIGNALED(status) &&
+				    WTERMSIG(status) == SIGBUS);
+			buf_free(_metadata, &buf);
 			return;
 		}
 		ASSERT_EQ(0, status);
+		buf_free(_metadata, &buf);
 	}
 	ASSERT_LT(i, ROUNDS)
 		TH_LOG("the copy engine works");
@@ -451,6 +467,101 @@ TEST_F_TIMEOUT(nouveau, copy_engine_fails, TIMEOUT_S)
 	EXPECT_EQ(0, nouveau_to_vram(self->fd, buf.p, buf.len));
 	all_home(_metadata, &buf, BEFORE + i);
 	buf_free(_metadata, &buf);
+}
+
+/* A thread that has its memory moved there and back while others do the same */
+struct mover {
+	pthread_t thread;
+	struct p2p_buf buf;
+	int fd;
+	int ret;
+	int wrong;
+};
+
+static void *mover_run(void *arg)
+{
+	struct mover *m = arg;
+	int i;
+
+	for (i = 0; i < 20 && !m->ret && !m->wrong; i++) {
+		m->ret = nouveau_to_vram(m->fd, m->buf.p, m->buf.len);
+		m->wrong = p2p_compare(m->buf.p, BEFORE + i, 0, m->buf.len) !=
+			   m->buf.len;
+		p2p_fill(m->buf.p, BEFORE + i + 1, 0, m->buf.len);
+	}
+	return NULL;
+}
+
+TEST_F_TIMEOUT(nouveau, threads, TIMEOUT_S)
+{
+	struct mover movers[4];
+	size_t i;
+
+	for (i = 0; i < ARRAY_SIZE(movers); i++) {
+		movers[i] = (struct mover){ .fd = self->fd };
+		p2p_buf_alloc(_metadata, &movers[i].buf, 16, BEFORE);
+		ASSERT_EQ(0, pthread_create(&movers[i].thread, NULL, mover_run,
+					    &movers[i]));
+	}
+	for (i = 0; i < ARRAY_SIZE(movers); i++) {
+		ASSERT_EQ(0, pthread_join(movers[i].thread, NULL));
+		EXPECT_EQ(0, movers[i].ret);
+		EXPECT_FALSE(movers[i].wrong);
+		buf_free(_metadata, &movers[i].buf);
+	}
+}
+
+/* By a child: if the driver waits forever, then not for the test */
+static bool unbinds(struct __test_metadata *_metadata, const char *name)
+{
+	pid_t pid = p2p_fork_child(_metadata);
+	int i, status;
+
+	if (!pid)
+		_exit(!!p2p_pci_unbind("nouveau", name));
+	for (i = 0; i < UNBIND_S * 10; i++) {
+		if (waitpid(pid, &status, WNOHANG) == pid)
+			return !status;
+		p2p_sleep_ms(100);
+	}
+	return false;
+}
+
+/*
+ * The driver goes while the process has the GPU's file and pages in video memory:
+ * they come home by themselves. When it is back, it can do what it could before.
+ */
+TEST_F_TIMEOUT(nouveau, unbound, TIMEOUT_S)
+{
+	char name[P2P_PCI_NAME];
+	struct p2p_buf buf, huge;
+	size_t i;
+
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	to_vram(_metadata, self, &buf);
+	if (!p2p_buf_alloc_huge(_metadata, &huge, OTHER))
+		return;
+	to_vram(_metadata, self, &huge);
+	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_TRUE(unbinds(_metadata, name));
+	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
+	EXPECT_EQ(0, nouveau_resident(huge.p, huge.len));
+	all_home(_metadata, &buf, BEFORE);
+	all_home(_metadata, &huge, OTHER);
+	EXPECT_GT(0, nouveau_to_vram(self->fd, buf.p, buf.len));
+	EXPECT_EQ(0, close(self->fd));
+	self->fd = -1;
+
+	ASSERT_EQ(0, nouveau_bind(name));
+	for (i = 0; i < 100 && self->fd < 0; i++) {
+		p2p_sleep_ms(100);
+		self->fd = nouveau_open();
+	}
+	ASSERT_LE(0, self->fd);
+	to_vram(_metadata, self, &buf);
+	all_home(_metadata, &buf, BEFORE);
+	buf_free(_metadata, &buf);
+	buf_free(_metadata, &huge);
 }
 
 FIXTURE(nouveau_nic)

@@ -176,3 +176,16 @@ void nouveau_gem_close(int fd, long handle)
 
 	ioctl(fd, DRM_IOCTL_GEM_CLOSE, &args);
 }
+
+int nouveau_bind(const char *name)
+{
+	int fd = open("/sys/bus/pci/drivers/nouveau/bind", O_WRONLY | O_CLOEXEC);
+	ssize_t len = strlen(name);
+	int ret;
+
+	if (fd < 0)
+		return -errno;
+	ret = write(fd, name, len) == len ? 0 : -errno;
+	close(fd);
+	return ret;
+}

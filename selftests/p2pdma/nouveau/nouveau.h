@@ -17,6 +17,8 @@ int nouveau_open_without_svm(void);
 int nouveau_svm_init(int fd);
 /* Move what can be moved. There is no telling what was */
 int nouveau_to_vram(int fd, void *addr, size_t len);
+/* Let the driver have the device of this name, in sysfs, again */
+int nouveau_bind(const char *name);
 /*
  * How many pages of the range are device private: their entries are those of
  * a swap, which this process must not have otherwise
