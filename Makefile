@@ -5,7 +5,7 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
-variables := KDIR O QEMU CC LLVM J ONLY PERFTEST V
+variables := KDIR O QEMU CC LLVM J ONLY MINUTES SEED PERFTEST V
 given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
 $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
@@ -26,7 +26,7 @@ p2p = @harness/setup.sh && $(run)
 export TMPDIR := $(CURDIR)/build/tmp
 
 .PHONY: help setup tree export drift build demo test check bisect mutants coverage bench \
-	hw-test shell clean
+	soak hw-test shell clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -40,6 +40,8 @@ help: ## list the targets
 	@echo '  LLVM=, CC= the compiler, as for the kernel (default: gcc, or clang-19 for KASAN)'
 	@echo '  J=n        jobs at a time'
 	@echo '  ONLY=name  only this part of a target, e.g. ONLY=switch'
+	@echo '  MINUTES=n  how long each job of soak takes'
+	@echo '  SEED=n     what soak does, to do it again'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
 	@echo '  V=1        show every command'
 
@@ -72,6 +74,9 @@ coverage: ## tell which new lines no test reaches, and why
 
 bench: ## count instructions: the series against the base, in place against home
 	$(p2p) bench $(only)
+
+soak: ## everything at the same time, at random: MINUTES= for so long, SEED= the same again
+	$(p2p) soak $(only) $(call take,MINUTES,--minutes) $(call take,SEED,--seed)
 
 check: ## ask compilers, sparse, clippy, checkpatch and others about the patches
 	$(p2p) check $(only)

@@ -101,6 +101,17 @@ enum Command {
         #[arg(long)]
         only: Option<String>,
     },
+    /// Run the stress tests for as long as one likes; ends with the closing line.
+    Soak {
+        #[arg(long)]
+        only: Option<String>,
+        /// For so long (MINUTES=), and not until so much is done.
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        minutes: Option<u64>,
+        /// What is done (SEED=); otherwise, it is something else each time.
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     /// Ask a maintainer's tools about the patches; ends with the closing line.
     Check {
         #[arg(long)]
@@ -200,6 +211,23 @@ mod tests {
         for name in ["p2p-no-such-program", "./p2p-no-such-program"] {
             let error = program(Path::new(name)).unwrap_err();
             assert!(error.downcast_ref::<Usage>().is_some());
+        }
+    }
+
+    #[test]
+    fn how_long_soak_takes_is_a_number_of_minutes() {
+        let soak = |arguments: &[&str]| {
+            let all = [&["p2p", "soak"], arguments].concat();
+            match Cli::try_parse_from(all).map(|cli| cli.command) {
+                Ok(Command::Soak { minutes, seed, .. }) => Some((minutes, seed)),
+                _ => None,
+            }
+        };
+        assert_eq!(soak(&[]), Some((None, None)));
+        let both = ["--minutes", "90", "--seed", "7"];
+        assert_eq!(soak(&both), Some((Some(90), Some(7))));
+        for minutes in ["0", "-1", "an hour"] {
+            assert_eq!(soak(&["--minutes", minutes]), None);
         }
     }
 

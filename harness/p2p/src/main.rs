@@ -4,7 +4,7 @@
 //! A command's path, in file order: [`cli`] → [`setup`] → [`tree`] →
 //! [`kernel`] → [`vm`] → [`demo`] or [`plan`] → [`report`]. [`mutants`] turns
 //! the last steps on the tests themselves, [`coverage`] says what they reach,
-//! [`bench`] counts instructions, [`check`] and [`bisect`] look at the patches;
+//! [`bench`] counts instructions, [`soak`] takes its time, [`check`] and [`bisect`] look at the patches;
 //! [`hw`] needs none of them.
 
 use std::process::ExitCode;
@@ -31,6 +31,7 @@ mod report;
 mod series;
 mod setup;
 mod shell;
+mod soak;
 mod topology;
 mod tree;
 mod ui;

@@ -56,6 +56,7 @@ struct Settings {
     load: BTreeMap<String, Vec<String>>,
     machine: BTreeMap<String, Kind>,
     prepare: BTreeMap<String, Vec<String>>,
+    env: BTreeMap<String, BTreeMap<String, String>>,
     pascal: BTreeMap<String, Vec<String>>,
     edu: BTreeMap<String, bool>,
     limit: u64,
@@ -80,21 +81,23 @@ impl Settings {
             let topology = run.topology.as_ref().unwrap_or(&self.topology).clone();
             let load = longest(&self.load, program).unwrap_or_default();
             let prepare = longest(&self.prepare, program).unwrap_or_default();
+            let env = longest(&self.env, program).unwrap_or_default();
             let edu = longest(&self.edu, program).unwrap_or_default();
-            let machine = (kind, topology, connectx, load, pascal, prepare, edu);
+            let machine = (kind, topology, connectx, load, pascal, prepare, env, edu);
             let with = machines.entry(machine).or_default();
             if !with.contains(program) {
                 with.push(program.clone());
             }
         }
         let programs = machines.into_iter().map(
-            |((machine, topology, connectx, load, pascal, prepare, edu), programs)| Spec {
+            |((machine, topology, connectx, load, pascal, prepare, env, edu), programs)| Spec {
                 machine,
                 topologies: vec![topology],
                 connectx,
                 load,
                 pascal,
                 prepare,
+                env,
                 edu,
                 programs,
                 limit: self.limit,

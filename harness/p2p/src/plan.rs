@@ -84,6 +84,9 @@ pub struct Spec {
     /// Added to the kernel's command line.
     #[serde(default)]
     pub append: Vec<String>,
+    /// The environment of programs and commands.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
     /// Text in a report of the kernel's log that a test provokes.
     #[serde(default)]
     pub allow: Vec<String>,
@@ -119,13 +122,23 @@ pub struct Job<'a> {
 impl Plan {
     /// Reads qemu/tests.toml.
     pub fn read(root: &Path) -> Result<Self> {
-        let file = root.join("qemu/tests.toml");
+        Self::read_file(root, "qemu/tests.toml")
+    }
+
+    /// Reads another file with jobs.
+    pub fn read_file(root: &Path, file: &str) -> Result<Self> {
+        let file = root.join(file);
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let plan: Self = toml::from_str(&text).with_context(|| file.display().to_string())?;
         for spec in &plan.jobs {
             spec.check().with_context(|| file.display().to_string())?;
         }
         Ok(plan)
+    }
+
+    /// The jobs, to be changed before they are placed in topologies.
+    pub fn specs(&mut self) -> &mut [Spec] {
+        &mut self.jobs
     }
 
     /// All jobs in all of their topologies. Those that may take long come first, so that
@@ -187,6 +200,12 @@ impl<'a> Job<'a> {
             topology,
             spec,
         }
+    }
+
+    /// What it does.
+    #[cfg(test)]
+    pub fn spec(&self) -> &Spec {
+        &self.spec
     }
 
     /// The kernels that must be built for it.
@@ -347,6 +366,9 @@ impl<'a> Job<'a> {
             None => kernel.clone(),
         };
         let mut job = self.prepare(booter, paths);
+        for (name, value) in &self.spec.env {
+            job.push_str(&format!("export {name}={}\n", quote(value)));
+        }
         for program in &self.spec.programs {
             let (path, arguments) = words(program);
             let (folder, name) = split(path);

@@ -10,12 +10,6 @@
 
 #define RACE_PAGES	64UL
 
-/*
- * The kernel ends a page fault with an error if its memory has not stayed where
- * it is for so long (HMM_RANGE_DEFAULT_TIMEOUT)
- */
-#define FAULT_MS	1000
-
 static unsigned int rounds(void)
 {
 	const char *text = getenv("P2P_VERBS_ROUNDS");
@@ -35,30 +29,6 @@ struct traffic {
 	bool wrong;		/* what came back is not what was written */
 };
 
-/*
- * While pages move, a page fault may run out of time on a busy machine: then
- * this repeats the transfer. An error that comes sooner has another cause.
- */
-static int traffic_do(struct traffic *t, enum ibv_wr_opcode op,
-		      struct verbs_end mine, struct verbs_end theirs)
-{
-	struct verbs_link *link = &t->self->link;
-	__u64 start;
-	int status;
-
-	for (;;) {
-		start = p2p_now_ms();
-		status = verbs_do(link, op, mine, theirs, t->mine.len);
-		if (status != IBV_WC_REM_ACCESS_ERR &&
-		    status != IBV_WC_REM_OP_ERR && status != IBV_WC_LOC_PROT_ERR)
-			return status;
-		if (p2p_now_ms() - start < FAULT_MS)
-			return status;
-		if (verbs_unlink(link) || verbs_link(&t->self->v, link))
-			return status;
-	}
-}
-
 static void *traffic_run(void *arg)
 {
 	struct traffic *t = arg;
@@ -68,13 +38,17 @@ static void *traffic_run(void *arg)
 
 	for (i = 0; !__atomic_load_n(&t->stop, __ATOMIC_RELAXED); i++) {
 		verbs_buf_fill(&t->mine, AFTER + i);
-		t->status = traffic_do(t, IBV_WR_RDMA_WRITE, mine, theirs);
+		t->status = verbs_do_moving(&t->self->v, &t->self->link,
+					    IBV_WR_RDMA_WRITE, mine, theirs,
+					    t->mine.len, NULL);
 		if (t->status)
 			break;
 		memcpy(t->theirs.want + P2P_PAGE, t->mine.want + P2P_PAGE,
 		       t->mine.len);
 		memset(t->mine.p, 0, t->mine.len);
-		t->status = traffic_do(t, IBV_WR_RDMA_READ, mine, theirs);
+		t->status = verbs_do_moving(&t->self->v, &t->self->link,
+					    IBV_WR_RDMA_READ, mine, theirs,
+					    t->mine.len, NULL);
 		if (t->status)
 			break;
 		t->wrong = memcmp(t->mine.p, t->mine.want + P2P_PAGE,
@@ -251,17 +225,6 @@ TEST_F_TIMEOUT(verbs, destroy_queues, TIMEOUT_S)
 
 /* Others */
 
-/* A process of its own, with its own memory, regions and queue pairs */
-static void own_setup(struct __test_metadata *_metadata, VERBS_SELF *self,
-		      VERBS_SELF *own)
-{
-	/* The fixture's data is shared with the parent */
-	*own = *self;
-	ASSERT_EQ(NULL, verbs_open(&own->v));
-	ASSERT_EQ(0, verbs_link(&own->v, &own->link));
-	ASSERT_EQ(0, p2p_gpu_open(&own->gpu, 0));
-}
-
 TEST_F_TIMEOUT(verbs, processes, TIMEOUT_S)
 {
 	struct traffic t = { };
@@ -273,7 +236,7 @@ TEST_F_TIMEOUT(verbs, processes, TIMEOUT_S)
 		pid[i] = p2p_fork_child(_metadata);
 		if (pid[i])
 			continue;
-		own_setup(_metadata, self, &own);
+		verbs_own(_metadata, self, &own);
 		traffic_start(_metadata, &own, &t, RACE_PAGES);
 		while (!traffic_past(&t, rounds())) {
 			ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, t.theirs.p,
@@ -300,7 +263,7 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 	ASSERT_EQ(0, pipe(to_parent));
 	pid = p2p_fork_child(_metadata);
 	if (!pid) {
-		own_setup(_metadata, self, &own);
+		verbs_own(_metadata, self, &own);
 		traffic_start(_metadata, &own, &t, RACE_PAGES);
 		traffic_wait(&t, 0);
 		ASSERT_EQ(1, write(to_parent[1], "", 1));

@@ -16,6 +16,12 @@
 
 #define PAGES	16UL
 
+/*
+ * The kernel ends a page fault with an error if its memory has not stayed where
+ * it is for so long (HMM_RANGE_DEFAULT_TIMEOUT)
+ */
+#define FAULT_MS	1000
+
 FIXTURE(verbs)
 {
 	struct verbs v;
@@ -231,6 +237,35 @@ static inline void verbs_copy(struct __test_metadata *_metadata,
 	       len);
 }
 
+/*
+ * While pages move, a page fault may run out of time on a busy machine: then
+ * this repeats the transfer, and counts it in @late unless that is NULL. An error
+ * that comes sooner has another cause.
+ */
+static inline int verbs_do_moving(const struct verbs *v,
+				  struct verbs_link *link,
+				  enum ibv_wr_opcode op, struct verbs_end mine,
+				  struct verbs_end theirs, size_t len,
+				  unsigned int *late)
+{
+	__u64 start;
+	int status;
+
+	for (;;) {
+		start = p2p_now_ms();
+		status = verbs_do(link, op, mine, theirs, len);
+		if (status != IBV_WC_REM_ACCESS_ERR &&
+		    status != IBV_WC_REM_OP_ERR && status != IBV_WC_LOC_PROT_ERR)
+			return status;
+		if (p2p_now_ms() - start < FAULT_MS)
+			return status;
+		if (verbs_unlink(link) || verbs_link(v, link))
+			return status;
+		if (late)
+			(*late)++;
+	}
+}
+
 /* Where things were before a transfer */
 struct verbs_mark {
 	struct p2ptest_gpu_info info;
@@ -347,6 +382,17 @@ FIXTURE_TEARDOWN_PARENT(verbs)
 		       p2p_info(_metadata, &gpu).pages_used);
 	}
 	p2p_gpu_close(&gpu);
+}
+
+/* For a process of its own, with its own memory, regions and queue pairs */
+static inline void verbs_own(struct __test_metadata *_metadata,
+			     VERBS_SELF *self, VERBS_SELF *own)
+{
+	/* The fixture's data is shared with the parent */
+	*own = *self;
+	ASSERT_EQ(NULL, verbs_open(&own->v));
+	ASSERT_EQ(0, verbs_link(&own->v, &own->link));
+	ASSERT_EQ(0, p2p_gpu_open(&own->gpu, 0));
 }
 
 #endif /* VERBS_FIXTURE_H */

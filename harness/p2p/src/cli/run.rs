@@ -29,6 +29,7 @@ use crate::proc;
 use crate::report::{Outcome, Report};
 use crate::series::Series;
 use crate::setup;
+use crate::soak::{self, Soak};
 use crate::topology::Topologies;
 use crate::tree;
 use crate::ui::{Ui, seconds};
@@ -87,6 +88,14 @@ impl Run<'_> {
             Command::Mutants { only } => return self.mutants(&Only::new(only.as_deref())),
             Command::Coverage => return self.coverage(),
             Command::Bench { only } => return self.bench(&Only::new(only.as_deref())),
+            Command::Soak {
+                only,
+                minutes,
+                seed,
+            } => {
+                let soak = Soak::new(*minutes, *seed)?;
+                return self.soak(&soak, &Only::new(only.as_deref()));
+            }
             Command::Check { only } => return self.check(&Only::new(only.as_deref())),
             Command::Bisect { only } => return self.bisect(&Only::new(only.as_deref())),
             Command::HwTest { sysroot, perftest } => {
@@ -448,6 +457,52 @@ impl Run<'_> {
             settings: &settings,
         }
         .run(only, &topologies)
+    }
+
+    fn soak(&self, soak: &Soak, only: &Only) -> Result<Verdict> {
+        let topologies = Topologies::read(&self.paths.root)?;
+        let kernels = Kernels::read(&self.paths.root)?;
+        let mut jobs = soak.jobs(&self.paths.root, &topologies)?;
+        only.check(&Vec::from_iter(jobs.iter().map(|job| &job.name)))?;
+        jobs.retain(|job| only.picks(&job.name));
+        let needed = kernels_for(&Vec::from_iter(&jobs), &kernels);
+        let (tools, tree) = self.tools_and_tree()?;
+        self.qemu_for(&jobs)?;
+        let builder = self.builder(&tools, &tree, &self.compiler);
+        let booter = self.booter(&tools, &topologies);
+        let start = Instant::now();
+        let report = Mutex::new(Report::default());
+        let build = |name: &str| builder.one(&kernels, name);
+        let run = |job: &Job<'_>| {
+            let start = Instant::now();
+            let outcomes = job.run(&booter, self.paths)?;
+            self.ui
+                .say(format!("{}: {}", job.name, seconds(start.elapsed())));
+            report
+                .lock()
+                .expect("no panic holds it")
+                .outcomes
+                .extend(outcomes);
+            Ok(())
+        };
+        let names = kernels.in_order(&needed);
+        let jobs = Vec::from_iter(&jobs);
+        run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
+        let report = report.into_inner().expect("no panic holds it");
+        let dir = self.paths.results().join("soak");
+        report.write(&dir, start.elapsed())?;
+        print!("{}", report.tell(|outcome| soak.repeat(outcome)));
+        print!("{}", soak::totals(&report));
+        println!(
+            "results: {} ({})",
+            self.paths.short(&dir),
+            seconds(start.elapsed())
+        );
+        println!("{}", report.closing_line());
+        Ok(match report.count(Status::Failed) {
+            0 => Verdict::Passed,
+            _ => Verdict::Failed,
+        })
     }
 
     fn mutants(&self, only: &Only) -> Result<Verdict> {

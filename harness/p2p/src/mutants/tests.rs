@@ -103,6 +103,22 @@ fn a_verbs_device_is_tested_in_parallel_machines_with_the_nic_that_the_mutant_wa
 }
 
 #[test]
+fn a_program_has_its_environment() {
+    let settings = settings(&root()).unwrap();
+    let program = "p2pdma/nouveau/hmm_p2p_nouveau_test -t";
+    let programs = ["copy_engine_fails", "exits"].map(|test| format!("{program} {test}"));
+    let machines = settings.machines(&tests(&[&programs[0], &programs[1]], &[]));
+    let mut told: Vec<_> = machines
+        .into_iter()
+        .map(|spec| (spec.programs, Vec::from_iter(spec.env)))
+        .collect();
+    told.sort();
+    let dies = ("P2PTEST_GPU_DIES".to_owned(), "1".to_owned());
+    let [fails, exits] = programs;
+    assert_eq!(told, [(vec![fails], vec![dies]), (vec![exits], vec![])]);
+}
+
+#[test]
 fn a_mutant_has_a_say_in_topology_and_gpu() {
     let settings = settings(&root()).unwrap();
     let mutant = Mutant {
@@ -131,10 +147,10 @@ fn a_mutant_has_a_say_in_topology_and_gpu() {
         [
             (
                 words(&["host-bridge"]),
-                words(&["--bar1=16M", "--transfers=60"]),
+                words(&["--bar1=16M", "--tlb", "--transfers=60"]),
                 true
             ),
-            (words(&["switch"]), words(&["--bar1=16M"]), true),
+            (words(&["switch"]), words(&["--bar1=16M", "--tlb"]), true),
         ]
     );
 }
