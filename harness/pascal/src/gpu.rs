@@ -197,7 +197,7 @@ impl Gpu {
             r::MMU_CONTROL => state.get(r::MMU_CONTROL) | r::MMU_READY,
             r::VRAM_SIZE => r::vram_size(self.vram.size()).unwrap_or(0),
             r::DEVINIT => u32::from(state.is_initialised) << 1,
-            r::PMU_START => 0,
+            r::PMU_START | r::FAULT_TRIGGERED => 0,
             r::PMU_MAILBOX => state.get(register),
             r::LTC_SLICES => 1 << 28,
             r::FAULT_ENTRIES => 128,

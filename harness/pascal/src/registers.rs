@@ -61,6 +61,9 @@ pub const FAULT_UNITS: u32 = 0x00_259c;
 pub const FAULT_INFO: u32 = 0x00_2800;
 /// The first register after them.
 pub const FAULT_INFO_END: u32 = 0x00_2a00;
+/// Whether the driver has brought about a page fault of engine 0, to stop it:
+/// `engine/fifo/gf100.c`. A write, which does, is not modelled.
+pub const FAULT_TRIGGERED: u32 = 0x00_2a30;
 /// Where in BAR1 the channels' USERD is: `engine/fifo/gk104.c`.
 pub const USERD: u32 = 0x00_2254;
 /// Which runlists a PBDMA serves: `engine/fifo/gk104.c`.
