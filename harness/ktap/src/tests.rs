@@ -63,6 +63,22 @@ fn kunit_in_a_kernel_log() {
 }
 
 #[test]
+fn a_report_after_another_adds_to_its_plan() {
+    let first = "KTAP version 1\n1..2\nok 1 a\nok 2 b\n[    1.000000] a driver loads\n";
+    let second = "KTAP version 1\n1..1\n";
+    let passed = [
+        ("a", Status::Passed),
+        ("b", Status::Passed),
+        ("c", Status::Passed),
+    ];
+    let both = format!("{first}{second}ok 1 c\n");
+    assert_eq!(summary(&both), named(&passed));
+    let mut cut = passed.to_vec();
+    cut[2] = ("planned tests", Status::Failed);
+    assert_eq!(summary(&format!("{first}{second}")), named(&cut));
+}
+
+#[test]
 fn a_crash_leaves_failures() {
     let cases = parse("KTAP version 1\n1..3\nok 1 a\n#  RUN           b ...\nBUG: unable\n");
     assert_eq!(cases.len(), 2);
