@@ -68,44 +68,44 @@ impl Settings {
     /// machine, the same models and the same modules, which may not be loaded together with
     /// those of others.
     fn machines(&self, tests: &Tests) -> Vec<Spec> {
-        let mut machines = BTreeMap::<_, Vec<_>>::new();
+        let mut machines = Vec::<Spec>::new();
         for run in &tests.programs {
             let program = &run.program;
             let kind = longest(&self.machine, program).unwrap_or_default();
-            let connectx = match kind {
-                Kind::Counting => Vec::new(),
-                Kind::Parallel => run.connectx.clone(),
-            };
             let pascal = longest(&self.pascal, program);
-            let pascal = pascal.map(|pascal| [pascal, run.pascal.clone()].concat());
-            let topology = run.topology.as_ref().unwrap_or(&self.topology).clone();
-            let load = longest(&self.load, program).unwrap_or_default();
-            let prepare = longest(&self.prepare, program).unwrap_or_default();
-            let env = longest(&self.env, program).unwrap_or_default();
-            let edu = longest(&self.edu, program).unwrap_or_default();
-            let machine = (kind, topology, connectx, load, pascal, prepare, env, edu);
-            let with = machines.entry(machine).or_default();
+            let machine = Spec {
+                machine: kind,
+                topologies: vec![run.topology.as_ref().unwrap_or(&self.topology).clone()],
+                connectx: match kind {
+                    Kind::Counting => Vec::new(),
+                    Kind::Parallel => run.connectx.clone(),
+                },
+                load: longest(&self.load, program).unwrap_or_default(),
+                pascal: pascal.map(|pascal| [pascal, run.pascal.clone()].concat()),
+                prepare: longest(&self.prepare, program).unwrap_or_default(),
+                env: longest(&self.env, program).unwrap_or_default(),
+                edu: longest(&self.edu, program).unwrap_or_default(),
+                limit: self.limit,
+                ..Spec::default()
+            };
+            let without_programs = |spec: &Spec| Spec {
+                programs: Vec::new(),
+                ..spec.clone()
+            };
+            let place = machines
+                .iter()
+                .position(|other| without_programs(other) == machine);
+            let place = place.unwrap_or_else(|| {
+                machines.push(machine);
+                machines.len() - 1
+            });
+            let with = &mut machines[place].programs;
             if !with.contains(program) {
                 with.push(program.clone());
             }
         }
-        let programs = machines.into_iter().map(
-            |((machine, topology, connectx, load, pascal, prepare, env, edu), programs)| Spec {
-                machine,
-                topologies: vec![topology],
-                connectx,
-                load,
-                pascal,
-                prepare,
-                env,
-                edu,
-                programs,
-                limit: self.limit,
-                ..Spec::default()
-            },
-        );
         let kunit = tests.kunit.iter().map(|filter| self.kunit(filter));
-        programs.chain(kunit).collect()
+        machines.into_iter().chain(kunit).collect()
     }
 
     /// The machine of KUnit tests. Those that are modules run as they are loaded.

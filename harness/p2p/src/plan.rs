@@ -39,7 +39,7 @@ pub struct Plan {
 }
 
 /// What a job does; qemu/tests.toml says what the fields mean.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
     pub name: String,

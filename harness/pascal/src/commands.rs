@@ -117,7 +117,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::inputs;
 
     /// A header of one kind, and its data. The kind is the header's upper three bits.
     fn run() -> impl Strategy<Value = (u32, usize, u32, Vec<u32>)> {
@@ -155,8 +154,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(inputs(20_000))]
-
         /// Words that stand for a list of methods are read as that list, wherever a
         /// segment ends.
         #[test]

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use endpoint::memory::Memory;
-use proptest::test_runner::Config;
 
 use crate::space::{Aperture, Place, Space, Vram};
 
@@ -20,14 +19,6 @@ pub const VALID: u64 = 1 << 0;
 pub const VOLATILE: u64 = 1 << 3;
 pub const PRIVILEGED: u64 = 1 << 5;
 pub const READ_ONLY: u64 = 1 << 6;
-
-/// How many random inputs a test has: as many as the environment says, or this.
-pub fn inputs(usual: u32) -> Config {
-    match std::env::var_os("PROPTEST_CASES") {
-        Some(_) => Config::default(),
-        None => Config::with_cases(usual),
-    }
-}
 
 /// A place in the host's memory.
 pub fn ram(offset: u64) -> Place {

@@ -1,7 +1,7 @@
 //! What each command does, from the parts that do it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
@@ -182,21 +182,29 @@ impl Run<'_> {
             });
         }
         let dir = self.paths.results().join("check");
-        report.write(&dir, start.elapsed())?;
-        print!(
-            "{}",
-            report.tell(|outcome| format!("make check ONLY={}", outcome.suite))
-        );
+        self.tell(&report, &dir, start, |outcome| {
+            format!("make check ONLY={}", outcome.suite)
+        })?;
+        println!("{}", report.closing_line());
+        Ok(verdict(&report))
+    }
+
+    /// Writes results, and tells of them; `repeat` is the command that does one again.
+    fn tell(
+        &self,
+        report: &Report,
+        dir: &Path,
+        start: Instant,
+        repeat: impl Fn(&Outcome) -> String,
+    ) -> Result<()> {
+        report.write(dir, start.elapsed())?;
+        print!("{}", report.tell(repeat));
         println!(
             "results: {} ({})",
-            self.paths.short(&dir),
+            self.paths.short(dir),
             seconds(start.elapsed())
         );
-        println!("{}", report.closing_line());
-        Ok(match report.count(Status::Failed) {
-            0 => Verdict::Passed,
-            _ => Verdict::Failed,
-        })
+        Ok(())
     }
 
     fn bisect(&self, only: &Only) -> Result<Verdict> {
@@ -295,10 +303,7 @@ impl Run<'_> {
         )?;
         println!("\n{}", demo::table(&rows));
         print!("{}", report.tell(demo::repeat));
-        Ok(match report.count(Status::Failed) {
-            0 => Verdict::Passed,
-            _ => Verdict::Failed,
-        })
+        Ok(verdict(&report))
     }
 
     fn test(&self, only: &Only) -> Result<Verdict> {
@@ -309,23 +314,13 @@ impl Run<'_> {
         let report = Mutex::new(Report::default());
         let result = self.test_all(only, &report);
         let report = report.into_inner().expect("no panic holds it");
-        let result = result.map(|()| match report.count(Status::Failed) {
-            0 => Verdict::Passed,
-            _ => Verdict::Failed,
-        });
+        let result = result.map(|()| verdict(&report));
         let usage = status_of(&result) == status::USAGE;
         fs::write(&status_file, status_of(&result).to_string())?;
         if !usage && !proc::interrupted() {
-            report.write(&self.paths.results(), start.elapsed())?;
-            print!(
-                "{}",
-                report.tell(|outcome| format!("make test ONLY={}", outcome.suite))
-            );
-            println!(
-                "results: {} ({})",
-                self.paths.short(&self.paths.results()),
-                seconds(start.elapsed())
-            );
+            self.tell(&report, &self.paths.results(), start, |outcome| {
+                format!("make test ONLY={}", outcome.suite)
+            })?;
             if let Err(error) = &result {
                 println!("not everything could be run: {error:#}");
             }
@@ -464,6 +459,9 @@ impl Run<'_> {
         let kernels = Kernels::read(&self.paths.root)?;
         let mut jobs = soak.jobs(&self.paths.root, &topologies)?;
         only.check(&Vec::from_iter(jobs.iter().map(|job| &job.name)))?;
+        let dir = self.paths.results().join("soak");
+        // If this is interrupted, nobody takes what the last one found for its results.
+        let _ = fs::remove_dir_all(&dir);
         jobs.retain(|job| only.picks(&job.name));
         let needed = kernels_for(&Vec::from_iter(&jobs), &kernels);
         let (tools, tree) = self.tools_and_tree()?;
@@ -489,20 +487,10 @@ impl Run<'_> {
         let jobs = Vec::from_iter(&jobs);
         run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
         let report = report.into_inner().expect("no panic holds it");
-        let dir = self.paths.results().join("soak");
-        report.write(&dir, start.elapsed())?;
-        print!("{}", report.tell(|outcome| soak.repeat(outcome)));
         print!("{}", soak::totals(&report));
-        println!(
-            "results: {} ({})",
-            self.paths.short(&dir),
-            seconds(start.elapsed())
-        );
+        self.tell(&report, &dir, start, |outcome| soak.repeat(outcome))?;
         println!("{}", report.closing_line());
-        Ok(match report.count(Status::Failed) {
-            0 => Verdict::Passed,
-            _ => Verdict::Failed,
-        })
+        Ok(verdict(&report))
     }
 
     fn mutants(&self, only: &Only) -> Result<Verdict> {
@@ -580,6 +568,13 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+}
+
+fn verdict(report: &Report) -> Verdict {
+    match report.count(Status::Failed) {
+        0 => Verdict::Passed,
+        _ => Verdict::Failed,
     }
 }
 

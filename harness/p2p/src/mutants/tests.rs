@@ -84,7 +84,8 @@ fn a_verbs_device_is_tested_in_parallel_machines_with_the_nic_that_the_mutant_wa
     let odp = "p2pdma/hmm_p2p_odp_test";
     let mut both = tests(&[verbs, odp], &["--scheme=memory"]);
     both.programs.extend(tests(&[verbs, odp], &[]).programs);
-    let machines = settings.machines(&both);
+    let mut machines = settings.machines(&both);
+    machines.sort_by(|a, b| (a.machine, &a.connectx).cmp(&(b.machine, &b.connectx)));
     let told: Vec<_> = machines
         .iter()
         .map(|spec| (spec.machine, &spec.connectx[..], &spec.programs[..]))
@@ -131,11 +132,12 @@ fn a_mutant_has_a_say_in_topology_and_gpu() {
         programs: mutant.programs.clone(),
         ..Mutant::default()
     };
-    let told: Vec<_> = settings
+    let mut told: Vec<_> = settings
         .machines(&file::all_tests(&[&mutant, &others]))
         .into_iter()
         .map(|spec| (spec.topologies, spec.pascal.unwrap(), spec.edu))
         .collect();
+    told.sort();
     let words = |words: &[&str]| {
         words
             .iter()
