@@ -85,7 +85,7 @@ struct actor {
 	struct proc *proc;
 	unsigned int number;
 	__u64 step;
-	__u64 random;
+	unsigned int random;
 	const char *op;
 	struct verbs_link link;
 	struct ibv_mr *explicit[REGIONS];
@@ -133,13 +133,9 @@ static void wrong(struct actor *a, const char *fmt, ...)
 		stress->seed, a->proc->number, a->number, a->step, a->op, text);
 }
 
-/* xorshift64*, from what splitmix64 makes of names that are close to each other */
-static __u64 dice(struct actor *a, __u64 sides)
+static unsigned int dice(struct actor *a, unsigned int sides)
 {
-	a->random ^= a->random >> 12;
-	a->random ^= a->random << 25;
-	a->random ^= a->random >> 27;
-	return (a->random * 0x2545f4914f6cdd1dULL >> 32) % sides;
+	return rand_r(&a->random) % sides;
 }
 
 static void next_step(struct actor *a)
@@ -149,7 +145,6 @@ static void next_step(struct actor *a)
 	a->step++;
 	p2p_fill(&a->random, stress->seed * 0x9e3779b9 + name + a->step, 0,
 		 sizeof(a->random));
-	a->random |= 1;
 }
 
 /* Contents */
