@@ -29,7 +29,6 @@ impl Soak {
     pub fn jobs<'t>(&self, root: &Path, topologies: &'t Topologies) -> Result<Vec<Job<'t>>> {
         let mut plan = Plan::read_file(root, "qemu/soak.toml")?;
         for spec in plan.specs() {
-            spec.name = format!("soak/{}", spec.name);
             let env = &mut spec.env;
             env.insert("P2P_STRESS_SEED".to_owned(), self.seed.to_string());
             if let Some(minutes) = self.minutes {
@@ -42,10 +41,10 @@ impl Soak {
 
     /// The command that does the same again.
     pub fn repeat(&self, outcome: &Outcome) -> String {
-        let suite = outcome.suite.trim_start_matches("soak/");
         let minutes = self.minutes.map(|minutes| format!(" MINUTES={minutes}"));
         format!(
-            "make soak ONLY={suite} SEED={}{}",
+            "make soak ONLY={} SEED={}{}",
+            outcome.suite,
             self.seed,
             minutes.unwrap_or_default()
         )
@@ -68,6 +67,7 @@ pub fn totals(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Only;
 
     fn root() -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -89,7 +89,7 @@ mod tests {
             jobs.iter().map(limit).collect::<Vec<_>>()
         };
         let (short, long) = (limits(None), limits(Some(20)));
-        assert!(short.iter().any(|(name, _)| name == "soak/stress/switch"));
+        assert!(short.iter().any(|(name, _)| name == "stress/switch"));
         for ((name, short), (same, long)) in short.iter().zip(&long) {
             assert_eq!((name, short + 20 * 60), (same, *long));
         }
@@ -102,7 +102,14 @@ mod tests {
 
     #[test]
     fn a_failure_is_repeated_with_its_seed() {
-        let outcome = Outcome::failed("soak/stress/switch", "all", "");
+        let outcome = Outcome::failed("stress/switch", "all", "");
+        let topologies = Topologies::read(&root()).unwrap();
+        let jobs = Soak::new(None, None)
+            .unwrap()
+            .jobs(&root(), &topologies)
+            .unwrap();
+        let picks = |job: &Job<'_>| Only::new(Some("stress/switch")).picks(&job.name);
+        assert_eq!(jobs.iter().filter(|job| picks(job)).count(), 1);
         let command = |minutes| Soak::new(minutes, Some(7)).unwrap().repeat(&outcome);
         let short = "make soak ONLY=stress/switch SEED=7";
         assert_eq!(command(None), short);
@@ -111,12 +118,12 @@ mod tests {
 
     #[test]
     fn the_last_that_a_program_says_are_its_totals() {
-        let mut outcome = Outcome::passed("soak/stress/switch", "all");
+        let mut outcome = Outcome::passed("stress/switch", "all");
         let log = ["# stress: seed 7", "# stress: seed 7, 9 steps", "# OK"];
         outcome.log = log.map(str::to_owned).to_vec();
-        let other = Outcome::passed("soak/stress/switch", "a quiet kernel log");
+        let other = Outcome::passed("stress/switch", "a quiet kernel log");
         let outcomes = vec![outcome, other];
         let totals = totals(&Report { outcomes });
-        assert_eq!(totals, "soak/stress/switch: seed 7, 9 steps\n");
+        assert_eq!(totals, "stress/switch: seed 7, 9 steps\n");
     }
 }
