@@ -8,44 +8,8 @@
 #include "p2p_rdma.h"
 
 #define PAGES		16
-#define FAIL_DIR	"/sys/kernel/debug/fail_hmm_dma_map/"
 #define VICTIM		5U
 #define HUGE_VICTIM	123U
-
-static int fail_write(const char *name, const char *text)
-{
-	ssize_t n = strlen(text);
-	char path[96];
-	int fd, ret = 0;
-
-	snprintf(path, sizeof(path), FAIL_DIR "%s", name);
-	fd = open(path, O_WRONLY | O_CLOEXEC);
-	if (fd < 0)
-		return -errno;
-	if (write(fd, text, n) != n)
-		ret = -errno;
-	close(fd);
-	return ret;
-}
-
-static int fail_set(const char *name, unsigned long long value)
-{
-	char text[32];
-
-	snprintf(text, sizeof(text), "%llu", value);
-	return fail_write(name, text);
-}
-
-/* All new mappings of these page frames fail from now on */
-static void fail_start(struct __test_metadata *_metadata,
-		       unsigned long long first, unsigned long long last)
-{
-	ASSERT_EQ(0, fail_set("first-pfn", first));
-	ASSERT_EQ(0, fail_set("last-pfn", last));
-	ASSERT_EQ(0, fail_set("verbose", 0));
-	ASSERT_EQ(0, fail_write("times", "-1"));
-	ASSERT_EQ(0, fail_set("probability", 100));
-}
 
 /* Page frame of the alias of a page in VRAM */
 static __u64 alias_pfn(struct __test_metadata *_metadata, RDMA_SELF *self,
@@ -78,8 +42,8 @@ FIXTURE(odp_fail)
 
 FIXTURE_SETUP(odp_fail)
 {
-	if (access(FAIL_DIR, F_OK))
-		SKIP(return, "no " FAIL_DIR);
+	if (!p2p_maps_can_fail())
+		SKIP(return, "the kernel has no CONFIG_FAIL_HMM_DMA_MAP");
 	odp_setup(_metadata, &self->rdma, NULL);
 	if (!self->rdma.peer)
 		SKIP(return, "no path to the GPU");
@@ -87,8 +51,7 @@ FIXTURE_SETUP(odp_fail)
 
 FIXTURE_TEARDOWN_PARENT(odp_fail)
 {
-	if (!access(FAIL_DIR, F_OK))
-		EXPECT_EQ(0, fail_set("probability", 0));
+	EXPECT_EQ(0, p2p_maps_work());
 	odp_teardown(_metadata, &self->rdma, NULL);
 }
 
@@ -108,7 +71,7 @@ TEST_F_TIMEOUT(odp_fail, one_page, 600)
 	before = p2p_info(_metadata, &rdma->gpu);
 	ASSERT_EQ(0, p2p_stats_read(&stats));
 	pfn = alias_pfn(_metadata, rdma, buf.p + VICTIM * P2P_PAGE);
-	fail_start(_metadata, pfn, pfn);
+	ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
 	rdma_buf_write(_metadata, rdma, &buf, AFTER);
 	for (i = 0; i < buf.pages; i++) {
 		page = rdma_page(_metadata, rdma, &buf, i);
@@ -139,7 +102,7 @@ TEST_F_TIMEOUT(odp_fail, snapshot, 600)
 	rdma_buf_to_vram(_metadata, rdma, &buf);
 	before = p2p_info(_metadata, &rdma->gpu);
 	pfn = alias_pfn(_metadata, rdma, buf.p + VICTIM * P2P_PAGE);
-	fail_start(_metadata, pfn, pfn);
+	ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
 	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
 				P2PTEST_RDMA_FAULT_SNAPSHOT));
 	EXPECT_EQ(0, rdma_page(_metadata, rdma, &buf, VICTIM).flags);
@@ -186,7 +149,7 @@ TEST_F_TIMEOUT(odp_fail, neighbour, 600)
 	before = p2p_info(_metadata, &rdma->gpu);
 	ASSERT_EQ(0, p2p_stats_read(&stats));
 	pfn = alias_pfn(_metadata, rdma, victim);
-	fail_start(_metadata, pfn, pfn);
+	ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
 	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
 				P2PTEST_RDMA_FAULT_SNAPSHOT));
 
@@ -241,7 +204,7 @@ static void fail_huge(struct __test_metadata *_metadata, RDMA_SELF *self,
 	before = p2p_info(_metadata, &self->gpu);
 	ASSERT_EQ(0, p2p_stats_read(&stats));
 	pfn = alias_pfn(_metadata, self, buf.p + HUGE_VICTIM * P2P_PAGE);
-	fail_start(_metadata, pfn, pfn);
+	ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
 	ASSERT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p + at, len,
 				P2PTEST_RDMA_FAULT_WRITE));
 
@@ -300,7 +263,7 @@ TEST_F_TIMEOUT(odp_fail, host_too, 600)
 
 	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, rdma, &buf);
-	fail_start(_metadata, 0, ~0ULL);
+	ASSERT_EQ(0, p2p_maps_fail(0, ~0ULL));
 	EXPECT_EQ(-EFAULT, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
 				      P2PTEST_RDMA_FAULT_WRITE));
 	rdma_expect_pages(_metadata, rdma, &buf, P2PTEST_PAGE_UNMAPPED, 0);
@@ -308,7 +271,7 @@ TEST_F_TIMEOUT(odp_fail, host_too, 600)
 				     NULL));
 
 	/* And it was the mapping alone that was wrong */
-	ASSERT_EQ(0, fail_set("probability", 0));
+	ASSERT_EQ(0, p2p_maps_work());
 	rdma_buf_read(_metadata, rdma, &buf, BEFORE);
 	rdma_buf_write(_metadata, rdma, &buf, AFTER);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
@@ -354,7 +317,7 @@ TEST_F_TIMEOUT(odp_fail, sequence, 600)
 		ASSERT_LE(0, p2p_gpu_to_vram(&rdma->gpu, buf.p,
 					     buf.len - P2P_PAGE));
 		pfn = alias_pfn(_metadata, rdma, buf.p + VICTIM * P2P_PAGE);
-		fail_start(_metadata, pfn, pfn);
+		ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
 		EXPECT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
 					P2PTEST_RDMA_FAULT_WRITE));
 		for (i = 0; i < PAGES - 1; i++) {
@@ -365,7 +328,7 @@ TEST_F_TIMEOUT(odp_fail, sequence, 600)
 				TH_LOG("round %d, page %zu", round, i);
 			}
 		}
-		ASSERT_EQ(0, fail_set("probability", 0));
+		ASSERT_EQ(0, p2p_maps_work());
 	}
 	__atomic_store_n(&churn.stop, true, __ATOMIC_RELAXED);
 	ASSERT_EQ(0, pthread_join(thread, NULL));

@@ -23,6 +23,7 @@
 #define TRACEFS		"/sys/kernel/tracing"
 #define PCI_DRIVERS	"/sys/bus/pci/drivers"
 #define PCI_DEVICES	"/sys/bus/pci/devices"
+#define FAIL_DIR	"/sys/kernel/debug/fail_hmm_dma_map"
 
 /* Polls, each after a sleep, until something that must come is late */
 #define WAIT_STEP_MS	20
@@ -125,6 +126,45 @@ int p2p_policy_get(char *word, size_t size)
 int p2p_policy_set(const char *word)
 {
 	return write_file(POLICY_FILE, word);
+}
+
+static int fail_write(const char *name, const char *text)
+{
+	char path[96];
+
+	snprintf(path, sizeof(path), FAIL_DIR "/%s", name);
+	return write_file(path, text);
+}
+
+static int fail_set(const char *name, __u64 value)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "%llu", value);
+	return fail_write(name, text);
+}
+
+bool p2p_maps_can_fail(void)
+{
+	return !access(FAIL_DIR, F_OK);
+}
+
+int p2p_maps_fail(__u64 first_pfn, __u64 last_pfn)
+{
+	int ret = fail_set("first-pfn", first_pfn);
+
+	if (!ret)
+		ret = fail_set("last-pfn", last_pfn);
+	if (!ret)
+		ret = fail_set("verbose", 0);
+	if (!ret)
+		ret = fail_write("times", "-1");
+	return ret ?: fail_set("probability", 100);
+}
+
+int p2p_maps_work(void)
+{
+	return p2p_maps_can_fail() ? fail_set("probability", 0) : 0;
 }
 
 /*
@@ -326,7 +366,28 @@ int p2p_pci_bind(const char *driver, const char *name, int id)
 
 	snprintf(path, sizeof(path), PCI_DRIVERS "/%s/bind", driver);
 	ret = write_file(path, name);
-	return ret ? ret : wait_node(driver, id);
+	return ret || id < 0 ? ret : wait_node(driver, id);
+}
+
+int p2p_pci_attr_set(const char *name, const char *attr, const char *text)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), PCI_DEVICES "/%s/%s", name, attr);
+	return write_file(path, text);
+}
+
+int p2p_pci_attr_get(const char *name, const char *attr, char *text,
+		     size_t size)
+{
+	char path[128];
+	int ret;
+
+	snprintf(path, sizeof(path), PCI_DEVICES "/%s/%s", name, attr);
+	ret = read_file(path, text, size);
+	if (!ret)
+		text[strcspn(text, "\n")] = '\0';
+	return ret;
 }
 
 int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end)

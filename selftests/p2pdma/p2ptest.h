@@ -157,6 +157,12 @@ int p2p_stats_since(struct p2p_stats *from);
 int p2p_policy_get(char *word, size_t size);
 int p2p_policy_set(const char *word);
 
+/* Has the kernel CONFIG_FAIL_HMM_DMA_MAP? */
+bool p2p_maps_can_fail(void);
+/* Let each new DMA mapping of these page frames fail from now on */
+int p2p_maps_fail(__u64 first_pfn, __u64 last_pfn);
+int p2p_maps_work(void);
+
 /* A tracing instance of its own: other users of tracing are not disturbed */
 struct p2p_trace {
 	char dir[96];
@@ -180,8 +186,12 @@ void p2p_trace_stop(const struct p2p_trace *trace);
 /* PCI name of a device by driver and number */
 int p2p_pci_name(const char *driver, int id, char name[P2P_PCI_NAME]);
 int p2p_pci_unbind(const char *driver, const char *name);
-/* Bind, and wait until device node @id of the driver is there */
+/* Bind, and wait until device node @id of the driver is there, if it is not < 0 */
 int p2p_pci_bind(const char *driver, const char *name, int id);
+/* An attribute of the device in sysfs; what is read is a line */
+int p2p_pci_attr_set(const char *name, const char *attr, const char *text);
+int p2p_pci_attr_get(const char *name, const char *attr, char *text,
+		     size_t size);
 /* Start and end (exclusive) of a memory BAR */
 int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end);
 /* Does an IOMMU translate the device's addresses? */

@@ -27,8 +27,7 @@ pub(crate) mod windows;
 
 use vram::Vram;
 
-/// Red Hat, Qumranet; not in `include/linux/pci_ids.h`'s list of names for Rust.
-pub(crate) const VENDOR: pci::Vendor = pci::Vendor::from_raw(0x1af4);
+pub(crate) const VENDOR: pci::Vendor = pci::Vendor::REDHAT_QUMRANET;
 /// Inter-VM shared memory.
 pub(crate) const DEVICE: u32 = 0x1110;
 

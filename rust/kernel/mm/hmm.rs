@@ -12,7 +12,7 @@
 //!
 //! 1. [`IntervalNotifier::fault`] fills a [`PfnBuf`] as a [`Request`] says, and returns a
 //!    [`Faulted`], which tells nothing yet.
-//! 2. The driver takes its user lock, the one of [`Ops::user_lock`].
+//! 2. The driver takes its user lock by [`IntervalNotifier::lock`].
 //! 3. [`Faulted::validate`] asks whether anything was invalidated since, and gives a [`Valid`] if
 //!    not, or a [`Retry`]. A [`Valid`] reads the PFNs and lives as long as the lock is held.
 //!
@@ -56,7 +56,7 @@ use crate::{
         PAGE_SIZE, //
     },
     prelude::*,
-    sync::lock::Guard,
+    sync::MutexGuard,
     time::{
         msecs_to_jiffies,
         Msecs, //
@@ -391,7 +391,7 @@ impl<T: Ops> IntervalNotifier<T> {
 impl<T: Ops> Faulted<'_, T> {
     /// Gives access to what was found, and to what the user lock protects, if nothing changed.
     ///
-    /// `guard` must be one of [`Ops::user_lock`].
+    /// `guard` must be one of [`IntervalNotifier::lock`].
     ///
     /// The kernel invalidates the range before it changes it, and that waits for the user lock. So
     /// what was found holds while `guard` is held. What the driver takes over to the protected
@@ -399,11 +399,10 @@ impl<T: Ops> Faulted<'_, T> {
     /// called, and no longer.
     pub fn validate<'g>(
         self,
-        guard: &'g mut Guard<'_, T::Protected, T::Backend>,
+        guard: &'g mut MutexGuard<'_, T::Protected>,
     ) -> Result<(Valid<'g>, &'g mut T::Protected), Retry>
     where
         Self: 'g,
-        T::Protected: Unpin,
     {
         if self.notifier.read_retry(self.seq, guard) {
             return Err(Retry);
@@ -476,7 +475,7 @@ pub enum Pfn<'a> {
     /// Nothing that a device can use: poisoned or special memory, or no mapping at all. Only a
     /// [`Access::Snapshot`] reports this.
     Error,
-    /// Host memory.
+    /// Host memory, or what looks like it.
     Host(HostPfn<'a>),
     /// Memory of a peer, reachable by DMA of the device given to [`Request::try_p2p`] only.
     Alias(AliasPfn<'a>),
@@ -535,11 +534,15 @@ macro_rules! impl_pfn {
     };
 }
 
-/// A page of host memory.
+/// A page of host memory, or what the process has mapped as if it were.
+///
+/// The latter is memory of a device that has a `struct page` and that the CPU can access, as DAX
+/// and the PCI peer-to-peer memory of `pci_p2pdma_add_resource()` have it.
 ///
 /// # Invariants
 ///
-/// Holds a valid HMM PFN of a page of host memory that stays what it is during `'a`.
+/// Holds a valid HMM PFN with a `struct page` of memory that is neither an alias nor device
+/// private, and that stays what it is during `'a`.
 #[derive(Clone, Copy)]
 pub struct HostPfn<'a>(usize, PhantomData<&'a ()>);
 impl_pfn!(HostPfn);
@@ -598,7 +601,7 @@ impl HostPfn<'_> {
             return Err(EINVAL);
         }
 
-        // SAFETY: By the type invariants there is a page behind the PFN, and it is in host memory.
+        // SAFETY: By the type invariants there is a page behind the PFN that the CPU can access.
         let addr = unsafe { bindings::kmap_local_page(bindings::hmm_pfn_to_page(self.0)) };
 
         let ret = f(addr.wrapping_byte_add(offset));
@@ -654,17 +657,10 @@ mod tests {
         current,
         mm::notifier::{
             Event,
-            Invalidation,
-            SeqSet,
-            SetSeq,
-            WouldBlock, //
+            Invalidation, //
         },
         new_mutex,
-        sync::{
-            lock::mutex::MutexBackend,
-            Arc,
-            Mutex, //
-        },
+        sync::Arc,
         uaccess::{
             UserPtr,
             UserSlice, //
@@ -677,55 +673,13 @@ mod tests {
     const MAP_PRIVATE_ANONYMOUS: usize = 0x22;
 
     /// Records what it is told.
-    #[pin_data]
-    struct Recorder {
-        #[pin]
-        last: Mutex<Option<(Range<usize>, Event)>>,
-    }
+    struct Recorder;
 
-    // SAFETY: There is one lock.
-    unsafe impl Ops for Recorder {
+    impl Ops for Recorder {
         type Protected = Option<(Range<usize>, Event)>;
-        type Backend = MutexBackend;
 
-        fn user_lock(&self) -> &Mutex<Self::Protected> {
-            &self.last
-        }
-
-        fn invalidate<'a>(
-            &'a self,
-            inv: &Invalidation<'a>,
-            seq: SetSeq<'a, Self>,
-        ) -> Result<SeqSet<'a>, WouldBlock> {
-            let mut last = inv.lock(&self.last)?;
-            let done = seq.set(&last);
+        fn invalidate(&self, last: &mut Self::Protected, inv: &Invalidation<'_>) {
             *last = Some((inv.range(), inv.event()));
-            Ok(done)
-        }
-    }
-
-    /// Says that it would have to sleep, although it may.
-    #[pin_data]
-    struct Sleepless {
-        #[pin]
-        lock: Mutex<()>,
-    }
-
-    // SAFETY: There is one lock.
-    unsafe impl Ops for Sleepless {
-        type Protected = ();
-        type Backend = MutexBackend;
-
-        fn user_lock(&self) -> &Mutex<()> {
-            &self.lock
-        }
-
-        fn invalidate<'a>(
-            &'a self,
-            _inv: &Invalidation<'a>,
-            _seq: SetSeq<'a, Self>,
-        ) -> Result<SeqSet<'a>, WouldBlock> {
-            Err(WouldBlock)
         }
     }
 
@@ -772,10 +726,11 @@ mod tests {
     }
 
     fn watch(mm: &MmWithUser, range: Range<usize>) -> Result<Arc<IntervalNotifier<Recorder>>> {
-        let recorder = pin_init!(Recorder {
-            last <- new_mutex!(None),
-        });
-        Arc::pin_init(IntervalNotifier::new(mm, range, recorder), GFP_KERNEL)
+        Arc::pin_init(
+            // SAFETY: No test leaks it.
+            unsafe { IntervalNotifier::new(mm, range, Recorder, new_mutex!(None)) },
+            GFP_KERNEL,
+        )
     }
 
     #[test]
@@ -788,7 +743,7 @@ mod tests {
 
         let request = Request::new(Access::Write);
         let faulted = notifier.fault(mm, range.clone(), &request, &mut buf)?;
-        let mut guard = notifier.user_lock().lock();
+        let mut guard = notifier.lock();
         let (valid, _) = faulted.validate(&mut guard).map_err(|_| EAGAIN)?;
 
         assert_eq!(valid.len(), PAGES);
@@ -828,7 +783,7 @@ mod tests {
 
         let request = Request::new(Access::Snapshot);
         let faulted = notifier.fault(mm, range, &request, &mut buf)?;
-        let mut guard = notifier.user_lock().lock();
+        let mut guard = notifier.lock();
         let (valid, _) = faulted.validate(&mut guard).map_err(|_| EAGAIN)?;
 
         assert!(matches!(valid.get(0), Pfn::None));
@@ -851,7 +806,7 @@ mod tests {
         let faulted = notifier.fault(mm, watched.clone(), &request, &mut buf)?;
         unmap(range.start..range.start + 2 * PAGE_SIZE)?;
 
-        let mut guard = notifier.user_lock().lock();
+        let mut guard = notifier.lock();
         assert!(matches!(faulted.validate(&mut guard), Err(Retry)));
 
         // The callback saw the part that the notifier is for.
@@ -866,31 +821,27 @@ mod tests {
         ));
         let left = watched.start + PAGE_SIZE..watched.end;
         let faulted = notifier.fault(mm, left, &request, &mut buf)?;
-        let mut guard = notifier.user_lock().lock();
+        let mut guard = notifier.lock();
         assert!(faulted.validate(&mut guard).is_ok());
         Ok(())
     }
 
+    /// The lock of another notifier of the same kind does not do.
     #[test]
-    fn would_block_does_not_keep_pages() -> Result {
+    fn lock_of_another() -> Result {
         let range = map(PROT_READ_WRITE)?;
         let task = current!();
         let mm = task.mm().ok_or(EINVAL)?;
-        let sleepless = pin_init!(Sleepless {
-            lock <- new_mutex!(()),
-        });
-        let notifier = IntervalNotifier::new(mm, range.clone(), sleepless);
-        let notifier = Arc::pin_init(notifier, GFP_KERNEL)?;
+        let notifier = watch(mm, range.clone())?;
+        let other = watch(mm, range.clone())?;
         let mut buf = PfnBuf::new(PAGES, GFP_KERNEL)?;
 
-        let request = Request::new(Access::Write);
-        let faulted = notifier.fault(mm, range.clone(), &request, &mut buf)?;
-        let (unmapped, warnings) = count_warnings(|| unmap(range));
-        unmapped?;
+        let request = Request::new(Access::Read);
+        let faulted = notifier.fault(mm, range, &request, &mut buf)?;
+        // Counting allocates memory, which is not done under the lock.
+        let (valid, warnings) = count_warnings(|| faulted.validate(&mut other.lock()).is_ok());
+        assert!(!valid);
         assert_eq!(warnings, usize::from(cfg!(CONFIG_BUG)));
-
-        let mut guard = notifier.user_lock().lock();
-        assert!(matches!(faulted.validate(&mut guard), Err(Retry)));
         Ok(())
     }
 
@@ -910,7 +861,7 @@ mod tests {
 
         let request = Request::new(Access::Read);
         let faulted = notifier.fault(mm, range, &request, &mut buf)?;
-        let mut guard = notifier.user_lock().lock();
+        let mut guard = notifier.lock();
         let (valid, _) = faulted.validate(&mut guard).map_err(|_| EAGAIN)?;
         let Pfn::Host(pfn) = valid.get(0) else {
             return Err(EINVAL);

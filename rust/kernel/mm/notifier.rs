@@ -14,11 +14,12 @@
 //!   the number is still the same. Only then may the device use what was found, and only as long as
 //!   the lock is held or until the next invalidation. [`hmm`](super::hmm) implements this party.
 //! - The callback takes the user lock, stores the new sequence number, makes the device forget the
-//!   range, and unlocks. This module implements this party.
+//!   range, and unlocks. This module implements this party, and the driver what makes the device
+//!   forget.
 //!
-//! Start at [`Ops`], the trait that a driver implements. The compiler checks that the callback
-//! stores the sequence number under a lock: it is handed a [`SetSeq`] that can only be exchanged
-//! for the [`SeqSet`] that it must return by presenting a lock guard.
+//! Start at [`Ops`], the trait that a driver implements. An [`IntervalNotifier`] owns the user
+//! lock. It takes the lock and stores the sequence number before it calls the driver, which can
+//! thus forget neither.
 //!
 //! This is the subscription to a range of addresses, not `struct mmu_notifier`, which covers a
 //! whole address space and also reports accesses.
@@ -34,23 +35,18 @@ use crate::{
         MmWithUser, //
     },
     prelude::*,
-    sync::lock::{
-        Backend,
-        Guard,
-        Lock, //
+    sync::{
+        Mutex,
+        MutexGuard, //
     },
     types::Opaque, //
 };
-use core::{
-    marker::PhantomData,
-    ops::{
-        Deref,
-        Range, //
-    },
-    ptr, //
+use core::ops::{
+    Deref,
+    Range, //
 };
 
-/// Callbacks of an [`IntervalNotifier`].
+/// What a driver does with its [`IntervalNotifier`].
 ///
 /// # Examples
 ///
@@ -58,97 +54,58 @@ use core::{
 ///
 /// ```
 /// use kernel::{
-///     mm::notifier::{
-///         Invalidation,
-///         Ops,
-///         SeqSet,
-///         SetSeq,
-///         WouldBlock, //
+///     mm::{
+///         notifier::{
+///             IntervalNotifier,
+///             Invalidation,
+///             Ops, //
+///         },
+///         MmWithUser, //
 ///     },
 ///     new_mutex,
-///     prelude::*,
-///     sync::{
-///         lock::mutex::MutexBackend,
-///         Mutex, //
-///     }, //
+///     prelude::*, //
 /// };
 ///
-/// #[pin_data]
-/// struct Mirror {
-///     #[pin]
-///     invalidations: Mutex<usize>,
-/// }
+/// struct Mirror;
 ///
-/// impl Mirror {
-///     fn new() -> impl PinInit<Self> {
-///         pin_init!(Self {
-///             invalidations <- new_mutex!(0),
-///         })
-///     }
-/// }
-///
-/// // SAFETY: There is one lock.
-/// unsafe impl Ops for Mirror {
+/// impl Ops for Mirror {
 ///     type Protected = usize;
-///     type Backend = MutexBackend;
 ///
-///     fn user_lock(&self) -> &Mutex<usize> {
-///         &self.invalidations
-///     }
-///
-///     fn invalidate<'a>(
-///         &'a self,
-///         inv: &Invalidation<'a>,
-///         seq: SetSeq<'a, Self>,
-///     ) -> Result<SeqSet<'a>, WouldBlock> {
-///         let mut count = inv.lock(&self.invalidations)?;
-///         let done = seq.set(&count);
+///     fn invalidate(&self, count: &mut usize, _inv: &Invalidation<'_>) {
 ///         *count += 1;
-///         Ok(done)
 ///     }
+/// }
+///
+/// /// Returns how often memory was invalidated while `f` ran.
+/// fn count(mm: &MmWithUser, range: core::ops::Range<usize>, f: impl FnOnce()) -> Result<usize> {
+///     let notifier = KBox::pin_init(
+///         // SAFETY: It is dropped below.
+///         unsafe { IntervalNotifier::new(mm, range, Mirror, new_mutex!(0)) },
+///         GFP_KERNEL,
+///     )?;
+///
+///     f();
+///     let count = *notifier.lock();
+///     Ok(count)
 /// }
 /// ```
-///
-/// # Safety
-///
-/// [`Ops::user_lock`] must return the same lock each time.
-pub unsafe trait Ops: Sync {
+pub trait Ops: Sync {
     /// What the user lock protects.
-    type Protected: Send;
-
-    /// The kind of the user lock.
-    type Backend: Backend;
-
-    /// Returns the user lock of this notifier, each time the same one.
-    ///
-    /// Several notifiers may share a lock.
-    fn user_lock(&self) -> &Lock<Self::Protected, Self::Backend>;
+    type Protected: Send + Unpin;
 
     /// The CPU page tables of [`inv.range()`](Invalidation::range) are about to change.
     ///
-    /// When this returns success, nothing may use the memory behind the range any more: neither the
-    /// device, nor anyone who found it through the notifier before. To get it back, it has to be
-    /// looked up again, which waits until the change is complete.
+    /// When this returns, nothing may use the memory behind the range any more: neither the device,
+    /// nor anyone who found it through the notifier before. To get it back, it has to be looked up
+    /// again, which waits until the change is complete.
     ///
-    /// This may sleep if [`inv.blockable()`](Invalidation::blockable), but it runs with locks of
-    /// the memory management held and possibly within memory reclaim. So neither here nor anywhere
-    /// else under the user lock may anything allocate memory with `GFP_KERNEL`, access user memory,
-    /// or wait for someone who does.
-    ///
-    /// If it must not sleep and would have to, it returns [`WouldBlock`] and changes nothing. The
-    /// kernel then gives the change up or tries later. [`WouldBlock`] from a call that may sleep is
-    /// a bug, and does not stop the change: the kernel warns, and takes the user lock, so that
-    /// nobody is left who still uses what was looked up.
-    fn invalidate<'a>(
-        &'a self,
-        inv: &Invalidation<'a>,
-        seq: SetSeq<'a, Self>,
-    ) -> Result<SeqSet<'a>, WouldBlock>;
+    /// This is called with the user lock held, which protects `protected`. It may sleep if
+    /// [`inv.blockable()`](Invalidation::blockable), but it runs with locks of the memory
+    /// management held and possibly within memory reclaim. So neither here nor anywhere else under
+    /// the user lock may anything allocate memory with `GFP_KERNEL`, access user memory, or wait
+    /// for someone who does.
+    fn invalidate(&self, protected: &mut Self::Protected, inv: &Invalidation<'_>);
 }
-
-/// An [`Ops::invalidate`] that must not sleep would have had to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WouldBlock;
 
 /// Why a range is invalidated.
 ///
@@ -207,61 +164,11 @@ impl Invalidation<'_> {
         // SAFETY: `self.raw` is a valid range by its type.
         unsafe { bindings::mmu_notifier_range_blockable(self.raw) }
     }
-
-    /// Takes a lock if that is possible here.
-    ///
-    /// Sleeps until `lock` is free if the callback may sleep. Otherwise takes it if it is free now.
-    pub fn lock<'l, T: ?Sized, B: Backend>(
-        &self,
-        lock: &'l Lock<T, B>,
-    ) -> Result<Guard<'l, T, B>, WouldBlock> {
-        if self.blockable() {
-            Ok(lock.lock())
-        } else {
-            lock.try_lock().ok_or(WouldBlock)
-        }
-    }
 }
-
-/// The duty to store the sequence number of an invalidation.
-///
-/// [`Ops::invalidate`] gets one and can return successfully only by giving it up. The lifetime `'a`
-/// is that of one callback: neither this nor the [`SeqSet`] can be kept for another.
-///
-/// # Invariants
-///
-/// `notifier` points to the inserted C notifier whose `invalidate` callback was called with
-/// `cur_seq` and is running for `'a`. It belongs to the [`IntervalNotifier`] that contains `ops`.
-pub struct SetSeq<'a, T: Ops + ?Sized> {
-    notifier: *mut bindings::mmu_interval_notifier,
-    ops: &'a T,
-    cur_seq: usize,
-    _callback: PhantomData<fn(&'a ()) -> &'a ()>,
-}
-
-impl<'a, T: Ops + ?Sized> SetSeq<'a, T> {
-    /// Stores the sequence number, so that everything looked up before is found to be outdated.
-    ///
-    /// `guard` must be one of [`Ops::user_lock`]. If it is not, the kernel warns, and this takes
-    /// that lock, so that nobody is left who still uses what was looked up.
-    pub fn set(self, guard: &Guard<'_, T::Protected, T::Backend>) -> SeqSet<'a> {
-        let lock = self.ops.user_lock();
-        let _guard = crate::warn_on!(!ptr::eq(guard.lock_ref(), lock)).then(|| lock.lock());
-
-        // SAFETY: By the type invariants the notifier is valid and `cur_seq` is what its running
-        // `invalidate` callback got.
-        unsafe { bindings::mmu_interval_set_seq(self.notifier, self.cur_seq) };
-        SeqSet(PhantomData)
-    }
-}
-
-/// Proof that an [`Ops::invalidate`] dealt with its [`SetSeq`].
-#[must_use = "has to be returned from `Ops::invalidate`"]
-pub struct SeqSet<'a>(PhantomData<fn(&'a ()) -> &'a ()>);
 
 /// A subscription to changes of a range of user addresses.
 ///
-/// It owns the driver's data, which is reachable through [`Deref`], and calls its
+/// It owns the driver's data, which is reachable through [`Deref`], and the user lock, and calls
 /// [`Ops::invalidate`]. Dropping it ends the subscription before the data is dropped, so the data
 /// can rely on nobody calling it any more.
 ///
@@ -271,12 +178,14 @@ pub struct SeqSet<'a>(PhantomData<fn(&'a ()) -> &'a ()>);
 /// # Invariants
 ///
 /// - `inner` is inserted, with `VTABLE`, for the addresses `range`, until [`Drop`].
-/// - `inner` is embedded in `Self`, and `data` and `range` are initialised as long as it is
-///   inserted.
+/// - `inner` is embedded in `Self`, and the other fields are initialised as long as it is inserted.
+/// - Sequence numbers are stored in `inner` under `lock` only.
 #[pin_data(PinnedDrop)]
 pub struct IntervalNotifier<T: Ops> {
     #[pin]
     data: T,
+    #[pin]
+    lock: Mutex<T::Protected>,
     range: Range<usize>,
     #[pin]
     inner: Opaque<bindings::mmu_interval_notifier>,
@@ -285,8 +194,8 @@ pub struct IntervalNotifier<T: Ops> {
 // SAFETY: A notifier may be removed by another thread than the one that inserted it.
 unsafe impl<T: Ops + Send> Send for IntervalNotifier<T> {}
 
-// SAFETY: `&self` gives access to `data`, which is `Sync`, and to functions of the C notifier that
-// may be called concurrently.
+// SAFETY: `&self` gives access to `data` and `lock`, which are `Sync`, and to functions of the C
+// notifier that may be called concurrently.
 unsafe impl<T: Ops> Sync for IntervalNotifier<T> {}
 
 impl<T: Ops> IntervalNotifier<T> {
@@ -296,37 +205,23 @@ impl<T: Ops> IntervalNotifier<T> {
         invalidate_finish: None,
     };
 
-    /// Subscribes to changes of `range` in `mm`.
+    /// Subscribes to changes of `range` in `mm`. `lock` is the user lock.
     ///
     /// [`Ops::invalidate`] may be called before this returns. Fails with [`EINVAL`] if the range is
     /// empty.
     ///
     /// This takes the `mmap_lock` of `mm` for writing if it is the first notifier there.
-    pub fn new<'a, E>(
-        mm: &'a MmWithUser,
-        range: Range<usize>,
-        data: impl PinInit<T, E> + 'a,
-    ) -> impl PinInit<Self, Error> + 'a
-    where
-        T: 'static,
-        Error: From<E>,
-        E: 'a,
-    {
-        // SAFETY: `T: 'static`: nothing that the callback uses ends before the memory of the
-        // notifier is freed, which does not happen without running `Drop`, as it is pinned.
-        unsafe { Self::new_scoped(mm, range, data) }
-    }
-
-    /// Like [`IntervalNotifier::new`], for data that borrows from something.
     ///
     /// # Safety
     ///
     /// The notifier must not be leaked, as by [`core::mem::forget`], but dropped before anything
-    /// that `T` borrows ends.
-    pub unsafe fn new_scoped<'a, E>(
+    /// that `T` or what the lock protects borrows ends, and before the module that has the callback
+    /// is unloaded.
+    pub unsafe fn new<'a, E>(
         mm: &'a MmWithUser,
         range: Range<usize>,
         data: impl PinInit<T, E> + 'a,
+        lock: impl PinInit<Mutex<T::Protected>> + 'a,
     ) -> impl PinInit<Self, Error> + 'a
     where
         T: 'a,
@@ -335,32 +230,58 @@ impl<T: Ops> IntervalNotifier<T> {
     {
         let (start, end) = (range.start, range.end);
 
-        // INVARIANT: `inner` is initialised last, when `data` and `range` are, and inserted for
+        // INVARIANT: `inner` is initialised last, when the other fields are, and inserted for
         // `range` by that. If that fails, initialisation fails, too.
         try_pin_init!(Self {
             data <- data,
+            lock <- lock,
             range: range,
-            inner <- Opaque::try_ffi_init(move |slot| {
-                let length = end.checked_sub(start).filter(|l| *l != 0).ok_or(EINVAL)?;
-
-                // SAFETY:
-                // - `slot` is valid for writes, pinned, and removed in `Drop` before it is freed.
-                // - `mm` is valid and has users.
-                // - The callback of `VTABLE` may run from now on. `slot` is embedded in `Self`,
-                //   whose other fields are initialised.
-                // - The caller guarantees that the callback is not called after anything that
-                //   `data` borrows ended.
-                to_result(unsafe {
-                    bindings::mmu_interval_notifier_insert(
-                        slot,
-                        mm.as_raw(),
-                        start,
-                        length,
-                        &Self::VTABLE,
-                    )
-                })
-            }),
+            // SAFETY: This is for `inner`, and the other fields are initialised.
+            inner <- unsafe { Self::insert(mm, start, end) },
         }? Error)
+    }
+
+    /// Inserts the C notifier.
+    ///
+    /// A function of its own, because `new` has the types of initialisers in its name. With those
+    /// of a closure in it on top, names of symbols would get too long.
+    ///
+    /// # Safety
+    ///
+    /// To be used by `new` only, for `inner`, when the other fields are initialised.
+    unsafe fn insert<'a>(
+        mm: &'a MmWithUser,
+        start: usize,
+        end: usize,
+    ) -> impl PinInit<Opaque<bindings::mmu_interval_notifier>, Error> + 'a
+    where
+        T: 'a,
+    {
+        Opaque::try_ffi_init(move |slot| {
+            let length = end.checked_sub(start).filter(|l| *l != 0).ok_or(EINVAL)?;
+
+            // SAFETY:
+            // - `slot` is valid for writes, pinned, and removed in `Drop` before it is freed.
+            // - `mm` is valid and has users.
+            // - The callback of `VTABLE` may run from now on. `slot` is embedded in `Self`, whose
+            //   other fields are initialised.
+            // - The caller of `new` guarantees that the callback is not called after anything that
+            //   it uses ended.
+            to_result(unsafe {
+                bindings::mmu_interval_notifier_insert(
+                    slot,
+                    mm.as_raw(),
+                    start,
+                    length,
+                    &Self::VTABLE,
+                )
+            })
+        })
+    }
+
+    /// Takes the user lock.
+    pub fn lock(&self) -> MutexGuard<'_, T::Protected> {
+        self.lock.lock()
     }
 
     /// Returns the address space that the notifier belongs to.
@@ -383,20 +304,16 @@ impl<T: Ops> IntervalNotifier<T> {
 
     /// Returns whether something in the range was invalidated since the sequence number was `seq`.
     ///
-    /// `guard` must be one of [`Ops::user_lock`]. If it is not, the kernel warns and the answer is
-    /// yes, as a no cannot be relied on.
+    /// `guard` must be one of [`IntervalNotifier::lock`]. If it is of another notifier, the kernel
+    /// warns and the answer is yes, as a no cannot be relied on.
     #[cfg(CONFIG_HMM_MIRROR)]
-    pub(super) fn read_retry(
-        &self,
-        seq: usize,
-        guard: &Guard<'_, T::Protected, T::Backend>,
-    ) -> bool {
-        if crate::warn_on!(!ptr::eq(guard.lock_ref(), self.data.user_lock())) {
+    pub(super) fn read_retry(&self, seq: usize, guard: &MutexGuard<'_, T::Protected>) -> bool {
+        if crate::warn_on!(!core::ptr::eq(guard.lock_ref(), &self.lock)) {
             return true;
         }
 
-        // SAFETY: By the type invariants the C notifier is inserted. The lock that `invalidate`
-        // stores sequence numbers under is held.
+        // SAFETY: By the type invariants the C notifier is inserted. The lock that sequence numbers
+        // are stored under is held.
         unsafe { bindings::mmu_interval_read_retry(self.inner.get(), seq) }
     }
 
@@ -412,37 +329,29 @@ impl<T: Ops> IntervalNotifier<T> {
         // SAFETY: `notifier` is the `inner` of an `IntervalNotifier<T>`.
         let this = unsafe { container_of!(Opaque::cast_from(notifier), Self, inner) };
 
-        // SAFETY: The notifier is inserted, as it calls us, so by the type invariants `data` is
-        // initialised; it stays so until `Drop` has removed the notifier, which waits for us.
-        let ops = unsafe { &(*this).data };
+        // SAFETY: The notifier is inserted, as it calls us, so by the type invariants these fields
+        // are initialised; they stay so until `Drop` has removed the notifier, which waits for us.
+        let (data, lock, interval) = unsafe { (&(*this).data, &(*this).lock, &(*this).range) };
 
         let inv = Invalidation {
             // SAFETY: The C side passes a range that is valid and constant during the call.
             raw: unsafe { &*raw },
-            // SAFETY: As for `data`.
-            interval: unsafe { &(*this).range },
+            interval,
+        };
+        let mut guard = if inv.blockable() {
+            lock.lock()
+        } else if let Some(guard) = lock.try_lock() {
+            guard
+        } else {
+            // The kernel gives the change up or tries later.
+            return false;
         };
 
-        // INVARIANT: This is the callback of `notifier`, whose `IntervalNotifier` contains `ops`.
-        let seq = SetSeq {
-            notifier,
-            ops,
-            cur_seq,
-            _callback: PhantomData,
-        };
+        // SAFETY: This is the callback of `notifier`, called with `cur_seq`.
+        unsafe { bindings::mmu_interval_set_seq(notifier, cur_seq) };
 
-        match ops.invalidate(&inv, seq) {
-            Ok(_) => true,
-            // The C side frees the pages nevertheless.
-            Err(WouldBlock) if crate::warn_on!(inv.blockable()) => {
-                let _guard = ops.user_lock().lock();
-
-                // SAFETY: This is the callback of `notifier`, called with `cur_seq`.
-                unsafe { bindings::mmu_interval_set_seq(notifier, cur_seq) };
-                true
-            }
-            Err(WouldBlock) => false,
-        }
+        data.invalidate(&mut guard, &inv);
+        true
     }
 }
 

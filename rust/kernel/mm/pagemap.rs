@@ -42,7 +42,6 @@
 
 use crate::{
     bindings,
-    bitmap::BitmapVec,
     container_of,
     device::{
         Bound,
@@ -77,6 +76,10 @@ use core::{
     ptr::NonNull, //
 };
 
+mod in_use;
+
+use in_use::InUse;
+
 /// The order of a large folio: it has `1 << PMD_ORDER` pages.
 pub const PMD_ORDER: u32 = bindings::PMD_ORDER;
 
@@ -100,8 +103,9 @@ pub unsafe trait Ops: Send + Sync + Sized {
     /// but the device and its peers still could: a driver that lets them has to end that with its
     /// MMU notifier, whose invalidation precedes this call.
     ///
-    /// May sleep. If this fails, the pages stay where they are, except while the pagemap is being
-    /// dropped: then their content is lost and reads as zero.
+    /// May sleep, but must not [evict](PageMap::evict) pages. If this fails, the pages stay where
+    /// they are, except while the pagemap is being dropped: then their content is lost and reads as
+    /// zero. So does what this does not fill.
     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result;
 
     /// Called when a folio, or a part that a folio was split into, is no longer used.
@@ -204,66 +208,6 @@ unsafe impl Send for FreeMemRegion {}
 
 // SAFETY: A shared reference only allows to read the bounds, which do not change.
 unsafe impl Sync for FreeMemRegion {}
-
-/// Which pages are in use.
-pub(super) struct InUse {
-    map: BitmapVec,
-    count: usize,
-}
-
-impl InUse {
-    /// Finds and takes `nr` free pages within `range`, aligned to their number.
-    fn take(&mut self, range: Range<usize>, nr: usize) -> Option<usize> {
-        let mut first = range.start.checked_next_multiple_of(nr)?;
-
-        while first.checked_add(nr)? <= range.end {
-            // Skip what is used at once: there may be much of it, and this is under a spinlock.
-            let free = self.map.next_zero_bit(first)?;
-            if free >= first + nr {
-                first = free / nr * nr;
-                continue;
-            }
-            match self.map.next_bit(first) {
-                Some(used) if used < first + nr => first = (used + 1).next_multiple_of(nr),
-                _ => {
-                    for page in first..first + nr {
-                        self.map.set_bit(page);
-                    }
-                    self.count += nr;
-                    return Some(first);
-                }
-            }
-        }
-
-        None
-    }
-
-    fn give_back(&mut self, first: usize, nr: usize) {
-        for page in first..first + nr {
-            self.map.clear_bit(page);
-        }
-        self.count -= nr;
-    }
-
-    /// Writes the indices of used pages in `range` to `out`, and returns how many there are.
-    pub(super) fn list(&self, range: Range<usize>, out: &mut [usize]) -> usize {
-        let mut from = range.start;
-        let mut n = 0;
-
-        while n < out.len() && from < range.end {
-            match self.map.next_bit(from) {
-                Some(used) if used < range.end => {
-                    out[n] = used;
-                    n += 1;
-                    from = used + 1;
-                }
-                _ => break,
-            }
-        }
-
-        n
-    }
-}
 
 /// Device private memory.
 ///
@@ -380,8 +324,8 @@ unsafe impl<T: Ops> Sync for PageMap<'_, T> {}
 // is, and lockdep wants its name to be one object, too.
 
 #[inline(never)]
-fn new_in_use(map: BitmapVec) -> impl PinInit<SpinLock<InUse>> {
-    new_spinlock!(InUse { map, count: 0 }, "PageMap::in_use")
+fn new_in_use(in_use: InUse) -> impl PinInit<SpinLock<InUse>> {
+    new_spinlock!(in_use, "PageMap::in_use")
 }
 
 #[inline(never)]
@@ -421,7 +365,7 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
             },
             nr_pages: size >> PAGE_SHIFT,
             first_pfn: (_region.bounds().0 >> PAGE_SHIFT) as usize,
-            in_use <- new_in_use(BitmapVec::new(size >> PAGE_SHIFT, GFP_KERNEL)?),
+            in_use <- new_in_use(InUse::new(size >> PAGE_SHIFT)?),
             evict_arrays <- new_evict_arrays(migrate::Arrays::new(PMD_PAGES)?),
             data <- data,
             // Last, because from here on it has to be undone by `memunmap_pages()`.
@@ -592,7 +536,7 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
 
     /// Returns how many pages are in use.
     pub fn nr_in_use(&self) -> usize {
-        self.in_use.lock().count
+        self.in_use.lock().count()
     }
 
     /// Takes the first free folio in a range of pages.
@@ -643,7 +587,7 @@ impl<T: Ops> PinnedDrop for PageMap<'_, T> {
     fn drop(self: Pin<&mut Self>) {
         // Nobody can take new pages: that needs a reference to the pagemap. Callbacks for pages in
         // use still come until there are none left.
-        self.evict_all();
+        self.evict_all(|left| pr_warn!("device private memory: waiting for {} pages\n", left));
 
         // SAFETY: By the type invariants `memremap_pages()` succeeded. This waits until all pages
         // are free, which they are, or are just about to be.
@@ -710,67 +654,3 @@ impl<T: Ops> Drop for DeviceFolio<'_, T> {
 
 #[cfg(CONFIG_RUST_PAGEMAP_KUNIT_TEST)]
 mod teardown;
-
-#[cfg(CONFIG_RUST_PAGEMAP_KUNIT_TEST)]
-#[macros::kunit_tests(rust_mm_pagemap)]
-mod tests {
-    use super::*;
-
-    fn in_use(nr: usize) -> Result<InUse> {
-        Ok(InUse {
-            map: BitmapVec::new(nr, GFP_KERNEL)?,
-            count: 0,
-        })
-    }
-
-    #[test]
-    fn take_is_first_fit_and_aligned() -> Result {
-        let mut used = in_use(4 * PMD_PAGES)?;
-
-        assert_eq!(used.take(0..4 * PMD_PAGES, 1), Some(0));
-        assert_eq!(used.take(0..4 * PMD_PAGES, 1), Some(1));
-        // The first huge page is spoiled.
-        assert_eq!(used.take(0..4 * PMD_PAGES, PMD_PAGES), Some(PMD_PAGES));
-        assert_eq!(used.take(0..4 * PMD_PAGES, 1), Some(2));
-        assert_eq!(used.count, PMD_PAGES + 3);
-
-        used.give_back(1, 1);
-        assert_eq!(used.take(0..4 * PMD_PAGES, 1), Some(1));
-        Ok(())
-    }
-
-    #[test]
-    fn take_stays_in_range() -> Result {
-        let mut used = in_use(2 * PMD_PAGES)?;
-
-        // A range that does not begin at a multiple has one huge page less.
-        assert_eq!(used.take(1..2 * PMD_PAGES, PMD_PAGES), Some(PMD_PAGES));
-        assert_eq!(used.take(1..2 * PMD_PAGES, PMD_PAGES), None);
-        assert_eq!(used.take(PMD_PAGES..2 * PMD_PAGES, 1), None);
-        assert_eq!(used.take(0..0, 1), None);
-        assert_eq!(used.take(usize::MAX - 1..usize::MAX, PMD_PAGES), None);
-
-        for i in 0..PMD_PAGES {
-            assert_eq!(used.take(0..2 * PMD_PAGES, 1), Some(i));
-        }
-        assert_eq!(used.take(0..2 * PMD_PAGES, 1), None);
-        assert_eq!(used.count, 2 * PMD_PAGES);
-        Ok(())
-    }
-
-    #[test]
-    fn list_gives_used_pages() -> Result {
-        let mut used = in_use(256)?;
-        let mut out = [0; 4];
-
-        assert_eq!(used.list(0..256, &mut out), 0);
-        for page in [3, 64, 65, 200, 255] {
-            assert_eq!(used.take(page..page + 1, 1), Some(page));
-        }
-        assert_eq!(used.list(4..256, &mut out), 4);
-        assert_eq!(out, [64, 65, 200, 255]);
-        assert_eq!(used.list(0..65, &mut out), 2);
-        assert_eq!(out[..2], [3, 64]);
-        Ok(())
-    }
-}

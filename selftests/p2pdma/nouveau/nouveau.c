@@ -21,11 +21,7 @@
 #define FIRST_NODE	128
 #define LAST_NODE	191
 
-/*
- * What the GPU may use for buffers of its own, and the process may not: an
- * address range that the kernel gives to nobody unasked.
- */
-#define UNMANAGED_ADDR	0x400000000000ULL
+/* Bytes from NOUVEAU_UNMANAGED_ADDR on */
 #define UNMANAGED_SIZE	0x10000000000ULL
 
 /* BAR1, which has 64 bits, comes after BAR0, which has 32 */
@@ -66,7 +62,7 @@ int nouveau_open_without_svm(void)
 int nouveau_svm_init(int fd)
 {
 	struct drm_nouveau_svm_init args = {
-		.unmanaged_addr = UNMANAGED_ADDR,
+		.unmanaged_addr = NOUVEAU_UNMANAGED_ADDR,
 		.unmanaged_size = UNMANAGED_SIZE,
 	};
 
@@ -175,17 +171,4 @@ void nouveau_gem_close(int fd, long handle)
 	struct drm_gem_close args = { .handle = handle };
 
 	ioctl(fd, DRM_IOCTL_GEM_CLOSE, &args);
-}
-
-int nouveau_bind(const char *name)
-{
-	int fd = open("/sys/bus/pci/drivers/nouveau/bind", O_WRONLY | O_CLOEXEC);
-	ssize_t len = strlen(name);
-	int ret;
-
-	if (fd < 0)
-		return -errno;
-	ret = write(fd, name, len) == len ? 0 : -errno;
-	close(fd);
-	return ret;
 }

@@ -10,6 +10,12 @@
 
 #include <stddef.h>
 
+/*
+ * What the GPU may use for buffers of its own, and nouveau does not map memory of
+ * the process in: an address range that the kernel gives to nobody unasked.
+ */
+#define NOUVEAU_UNMANAGED_ADDR	0x400000000000ULL
+
 /* A GPU of nouveau's; the process can move memory to it, or -ENODEV */
 int nouveau_open(void);
 /* The same, and memory can not be moved yet */
@@ -17,8 +23,6 @@ int nouveau_open_without_svm(void);
 int nouveau_svm_init(int fd);
 /* Move what can be moved. There is no telling what was */
 int nouveau_to_vram(int fd, void *addr, size_t len);
-/* Let the driver have the device of this name, in sysfs, again */
-int nouveau_bind(const char *name);
 /*
  * How many pages of the range are device private: their entries are those of
  * a swap, which this process must not have otherwise

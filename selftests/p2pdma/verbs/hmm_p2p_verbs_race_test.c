@@ -218,6 +218,70 @@ TEST_F_TIMEOUT(verbs, dereg_local, TIMEOUT_S)
 	end_pending(_metadata, self, false, false);
 }
 
+/* A thread that prefetches what has a key until it is told to stop */
+struct prefetcher {
+	pthread_t thread;
+	struct ibv_pd *pd;
+	struct ibv_sge sge;
+	bool stop;
+	unsigned int done;
+	int error;
+};
+
+static void *prefetch_run(void *arg)
+{
+	struct prefetcher *p = arg;
+	int ret;
+
+	while (!p->error && !__atomic_load_n(&p->stop, __ATOMIC_RELAXED)) {
+		ret = ibv_advise_mr(p->pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
+				    IBV_ADVISE_MR_FLAG_FLUSH, &p->sge, 1);
+		/* Nothing has the key, or something else does */
+		if (ret != ENOENT && ret != EINVAL)
+			p->error = ret;
+		if (!ret)
+			__atomic_add_fetch(&p->done, 1, __ATOMIC_RELAXED);
+	}
+	return NULL;
+}
+
+/*
+ * A region may have the key of the one before it: who knows that one must not get
+ * at the region before it is there. It is so large that this takes its time.
+ */
+TEST_F_TIMEOUT(verbs, prefetch_early, TIMEOUT_S)
+{
+	struct verbs_buf buf = { .len = 1UL << 30 };
+	struct prefetcher p = { .pd = self->v.pd };
+	unsigned int i;
+
+	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE, MAP_PRIVATE |
+		     MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	ASSERT_NE(MAP_FAILED, (void *)buf.p);
+	madvise(buf.p, buf.len, MADV_NOHUGEPAGE);
+	buf.mr = verbs_reg(self, &buf, VERBS_ODP);
+	ASSERT_NE(NULL, buf.mr);
+	p.sge = (struct ibv_sge){
+		.addr = (uintptr_t)buf.p,
+		.length = P2P_PAGE,
+		.lkey = buf.mr->lkey,
+	};
+	ASSERT_EQ(0, pthread_create(&p.thread, NULL, prefetch_run, &p));
+	for (i = 0; i < rounds() && !p.error; i++) {
+		EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
+		buf.mr = verbs_reg(self, &buf, VERBS_ODP);
+		ASSERT_NE(NULL, buf.mr);
+	}
+	__atomic_store_n(&p.stop, true, __ATOMIC_RELAXED);
+	ASSERT_EQ(0, pthread_join(p.thread, NULL));
+	EXPECT_EQ(0, p.error) {
+		TH_LOG("prefetch: %s", strerror(p.error));
+	}
+	EXPECT_NE(0U, p.done);
+	EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
+	EXPECT_EQ(0, munmap(buf.p, buf.len));
+}
+
 TEST_F_TIMEOUT(verbs, destroy_queues, TIMEOUT_S)
 {
 	end_pending(_metadata, self, true, true);

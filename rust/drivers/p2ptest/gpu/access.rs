@@ -17,10 +17,7 @@ use kernel::{
         notifier::{
             IntervalNotifier,
             Invalidation,
-            Ops,
-            SeqSet,
-            SetSeq,
-            WouldBlock, //
+            Ops, //
         },
         MmWithUser, //
     },
@@ -32,10 +29,6 @@ use kernel::{
         PAGE_SIZE, //
     },
     prelude::*,
-    sync::{
-        lock::mutex::MutexBackend,
-        Mutex, //
-    },
     uaccess::{
         UserPtr,
         UserSlice, //
@@ -58,39 +51,24 @@ const LOC_OTHER: u64 = uapi::P2PTEST_LOC_OTHER as u64;
 ///
 /// There is nothing to be invalidated: pages are accessed only while the lock is held, and an
 /// invalidation waits for that.
-#[pin_data]
-struct View {
-    #[pin]
-    lock: Mutex<()>,
-}
+struct View;
 
 impl View {
     fn new(mm: &MmWithUser, range: Range<usize>) -> Result<Pin<KBox<IntervalNotifier<Self>>>> {
-        let view = pin_init!(Self {
-            lock <- new_mutex!((), "p2ptest_gpu::view"),
-        });
+        let lock = new_mutex!((), "p2ptest_gpu::view");
 
-        KBox::pin_init(IntervalNotifier::new(mm, range, view), GFP_KERNEL)
+        // SAFETY: Callers drop it before they return from a call of user space.
+        KBox::pin_init(
+            unsafe { IntervalNotifier::new(mm, range, Self, lock) },
+            GFP_KERNEL,
+        )
     }
 }
 
-// SAFETY: There is one lock.
-unsafe impl Ops for View {
+impl Ops for View {
     type Protected = ();
-    type Backend = MutexBackend;
 
-    fn user_lock(&self) -> &Mutex<()> {
-        &self.lock
-    }
-
-    fn invalidate<'a>(
-        &'a self,
-        inv: &Invalidation<'a>,
-        seq: SetSeq<'a, Self>,
-    ) -> Result<SeqSet<'a>, WouldBlock> {
-        let guard = inv.lock(&self.lock)?;
-        Ok(seq.set(&guard))
-    }
+    fn invalidate(&self, _protected: &mut (), _inv: &Invalidation<'_>) {}
 }
 
 /// Faults `range` and calls `f` with what is there, while nothing of it changes.
@@ -115,7 +93,7 @@ fn with_pages<R>(
             Err(err) => return Err(err),
         };
 
-        let mut guard = view.user_lock().lock();
+        let mut guard = view.lock();
         if let Ok((valid, ())) = faulted.validate(&mut guard) {
             return Ok(f(valid));
         }

@@ -31,7 +31,6 @@ use kernel::{
         MiscDevice,
         MiscDeviceRegistration, //
     },
-    mm::notifier::Ops,
     page::PAGE_SIZE,
     prelude::*,
     sync::{
@@ -215,7 +214,7 @@ impl NicFile {
         for first in (first..end).step_by(BATCH) {
             buf.clear();
             {
-                let table = region.user_lock().lock();
+                let table = region.lock();
                 for index in first..end.min(first + BATCH) {
                     buf.push_within_capacity(Page(table.describe(index)))
                         .map_err(|_| ENOMEM)?;

@@ -2,7 +2,10 @@
 
 //! Memory regions: what the NIC knows about the addresses of a process.
 
-use core::ops::Range;
+use core::{
+    marker::PhantomData,
+    ops::Range, //
+};
 
 use kernel::{
     device::{
@@ -23,10 +26,7 @@ use kernel::{
         notifier::{
             IntervalNotifier,
             Invalidation,
-            Ops,
-            SeqSet,
-            SetSeq,
-            WouldBlock, //
+            Ops, //
         },
         MmWithUser, //
     },
@@ -37,11 +37,7 @@ use kernel::{
         PAGE_SHIFT, //
     },
     prelude::*,
-    sync::{
-        lock::mutex::MutexBackend,
-        Arc,
-        Mutex, //
-    },
+    sync::Arc,
     uapi, //
 };
 
@@ -131,13 +127,11 @@ impl PageTable<'_> {
 }
 
 /// A range of addresses of a process that the NIC may use.
-#[pin_data]
 pub(crate) struct Region<'bound> {
-    #[pin]
-    table: Mutex<PageTable<'bound>>,
     /// The addresses that were registered; the notifier has them rounded to pages.
     addrs: Range<usize>,
     permissions: Permissions,
+    _table: PhantomData<PageTable<'bound>>,
 }
 
 impl<'bound> Region<'bound> {
@@ -160,19 +154,21 @@ impl<'bound> Region<'bound> {
         let nr = (pages.end - pages.start) >> PAGE_SHIFT;
 
         let table = PageTable {
-            dma: DmaMap::new(dev, nr)?,
+            // SAFETY: It becomes part of the region, which ends before `'bound` does, see below.
+            dma: unsafe { DmaMap::new(dev, nr)? },
             reasons: KVVec::from_elem(P2pResult::None as u8, nr, GFP_KERNEL)?,
         };
-        let region = pin_init!(Self {
-            table <- new_mutex!(table, "p2ptest_nic::region"),
+        let region = Self {
             addrs: addr..end,
             permissions,
-        });
+            _table: PhantomData,
+        };
+        let lock = new_mutex!(table, "p2ptest_nic::region");
 
         // SAFETY: References to a region are in `Nic::regions`, and with those who are behind the
         // gate of that `Nic`. Both end before `'bound` does. Neither leaks one.
         Arc::pin_init(
-            unsafe { IntervalNotifier::new_scoped(mm, pages, region) },
+            unsafe { IntervalNotifier::new(mm, pages, region, lock) },
             GFP_KERNEL,
         )
     }
@@ -193,29 +189,15 @@ impl<'bound> Region<'bound> {
     }
 }
 
-// SAFETY: There is one lock.
-unsafe impl<'bound> Ops for Region<'bound> {
+impl<'bound> Ops for Region<'bound> {
     type Protected = PageTable<'bound>;
-    type Backend = MutexBackend;
 
-    fn user_lock(&self) -> &Mutex<PageTable<'bound>> {
-        &self.table
-    }
-
-    fn invalidate<'a>(
-        &'a self,
-        inv: &Invalidation<'a>,
-        seq: SetSeq<'a, Self>,
-    ) -> Result<SeqSet<'a>, WouldBlock> {
-        // The device uses addresses only while the lock is held. When we have it, the DMA to this
+    fn invalidate(&self, table: &mut PageTable<'bound>, inv: &Invalidation<'_>) {
+        // The device uses addresses only while the lock is held. As we have it, the DMA to this
         // region that was in flight is complete.
-        let mut table = inv.lock(&self.table)?;
-        let done = seq.set(&table);
-
         let range = inv.range();
         let first = self.index(range.start);
         let last = self.index(range.end - 1);
         table.dma.unmap(first..last + 1);
-        Ok(done)
     }
 }

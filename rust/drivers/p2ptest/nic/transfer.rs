@@ -26,10 +26,7 @@ use kernel::{
             Request,
             Retry, //
         },
-        notifier::{
-            IntervalNotifier,
-            Ops, //
-        },
+        notifier::IntervalNotifier,
         MmWithUser, //
     },
     page::{
@@ -169,7 +166,7 @@ impl<'a, 'bound> Transfer<'a, 'bound> {
 
         {
             let mut engine = nic.engine.lock();
-            let table = region.user_lock().lock();
+            let table = region.lock();
             if table
                 .get(index, self.direction == Direction::Write)
                 .is_some()
@@ -210,7 +207,7 @@ impl<'a, 'bound> Transfer<'a, 'bound> {
             // From here on the page cannot move until the copy is done. In particular, there is no
             // gap in which somebody who invalidates it all the time could prevent all progress.
             let mut engine = nic.engine.lock();
-            let mut table = region.user_lock().lock();
+            let mut table = region.lock();
             let result = match faulted.validate(&mut table) {
                 Ok((valid, table)) => table.fill(index, valid),
                 Err(Retry) => {

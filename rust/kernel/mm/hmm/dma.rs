@@ -9,7 +9,9 @@
 //!
 //! To make that so, the map belongs into the data that the user lock protects,
 //! [`Ops::Protected`](crate::mm::notifier::Ops::Protected). All its functions that change something
-//! take `&mut self` and thus need the lock; an address that it returned cannot be kept beyond it.
+//! take `&mut self` and thus need the lock. What the types cannot see is what becomes of an address
+//! that the driver gave to its device: that the device stops to use it before
+//! [`Ops::invalidate`](crate::mm::notifier::Ops::invalidate) returns is up to the driver.
 //!
 //! C users let a range fault write its result to the map's own array, and mark the pages there that
 //! are mapped for DMA already. That array is then accessed without the lock. Here a range fault has
@@ -117,7 +119,13 @@ impl<'bound> DmaMap<'bound> {
     ///
     /// Fails with [`EOPNOTSUPP`] if DMA of `dev` to memory of a process would need copying, because
     /// the device cannot address all memory or is not coherent.
-    pub fn new(dev: &'bound Device<Bound>, pages: usize) -> Result<Self> {
+    ///
+    /// # Safety
+    ///
+    /// The map must not be leaked, as by [`core::mem::forget`], but dropped before `'bound` ends:
+    /// otherwise the device keeps its way to memory of the process, and the driver after this one
+    /// has it.
+    pub unsafe fn new(dev: &'bound Device<Bound>, pages: usize) -> Result<Self> {
         if pages == 0 || pages.checked_mul(PAGE_SIZE).is_none() {
             return Err(EINVAL);
         }

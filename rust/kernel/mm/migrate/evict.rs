@@ -29,6 +29,9 @@ use core::{
     ptr::NonNull, //
 };
 
+/// How often [`PageMap::evict_all`] tries before it complains.
+const STUCK_AFTER: u64 = 10_000;
+
 /// Splits a large folio of device private memory, if nobody else is using it right now.
 ///
 /// Not generic and never inlined, because the C function is not available to modules.
@@ -70,24 +73,33 @@ unsafe fn split_device_folio(page: *mut bindings::page) {
 impl<T: Ops> PageMap<'_, T> {
     /// Moves pages to host memory, whatever process they belong to.
     ///
-    /// Returns the number of pages that moved. Pages that are just being used otherwise are left
-    /// out. To have all pages gone is only possible by dropping the pagemap.
+    /// As large folios move as a whole, `range` is extended to multiples of [`PMD_PAGES`]. Returns
+    /// the number of pages that moved. Pages that are just being used otherwise are left out, and a
+    /// large folio that no large one in host memory can be had for is only split: the next call
+    /// moves its pages. To have all pages gone is only possible by dropping the pagemap.
     ///
     /// May be called while pages are being moved to the pagemap, but not within
-    /// [`Migration::copy`](super::Migration::copy).
+    /// [`Migration::copy`](super::Migration::copy) or [`Ops::copy_to_host`].
     pub fn evict(&self, range: Range<usize>) -> usize {
         self.evict_steps(range, false)
     }
 
     /// Moves all pages to host memory, and waits for those that others are using.
-    pub(in crate::mm) fn evict_all(&self) {
-        loop {
+    ///
+    /// Calls `stuck` with the number of pages that are left, each time that this took
+    /// [`STUCK_AFTER`] attempts in vain, at least as many milliseconds.
+    pub(in crate::mm) fn evict_all(&self, mut stuck: impl FnMut(usize)) {
+        for attempt in 1u64.. {
             self.evict_steps(0..self.nr_pages(), true);
 
             // What is left belongs to a fault, a migration, or a process that is being forked or
-            // is exiting. It will be done.
-            if self.nr_in_use() == 0 {
+            // is exiting. It will be done, unless a driver has leaked a folio.
+            let left = self.nr_in_use();
+            if left == 0 {
                 return;
+            }
+            if attempt % STUCK_AFTER == 0 {
+                stuck(left);
             }
             fsleep(Delta::from_millis(1));
         }
@@ -95,17 +107,14 @@ impl<T: Ops> PageMap<'_, T> {
 
     fn evict_steps(&self, range: Range<usize>, last: bool) -> usize {
         let end = range.end.min(self.nr_pages());
-        let mut start = range.start;
-        let mut moved = 0;
+        if range.start >= end {
+            return 0;
+        }
 
         // A step is a huge page, so that no folio is in two steps.
-        while start < end {
-            let next = (start + 1).next_multiple_of(PMD_PAGES).min(end);
-
-            moved += self.evict_step(start..next, last);
-            start = next;
-        }
-        moved
+        (range.start / PMD_PAGES..end.div_ceil(PMD_PAGES))
+            .map(|i| self.evict_step(i * PMD_PAGES..(i + 1) * PMD_PAGES, last))
+            .sum()
     }
 
     fn evict_step(&self, range: Range<usize>, last: bool) -> usize {

@@ -76,12 +76,15 @@ impl HostFolio {
     }
 
     /// Allocates a large folio if that is easy, or a single page.
+    ///
+    /// The process must not see what others left in a page that the driver does not fill.
     const fn gfp(order: u32) -> bindings::gfp_t {
-        if order == 0 {
-            bindings::GFP_HIGHUSER_MOVABLE
-        } else {
-            bindings::GFP_TRANSHUGE | bindings::__GFP_NOWARN
-        }
+        bindings::__GFP_ZERO
+            | if order == 0 {
+                bindings::GFP_HIGHUSER_MOVABLE
+            } else {
+                bindings::GFP_TRANSHUGE | bindings::__GFP_NOWARN
+            }
     }
 
     /// Allocates a folio for an address of a process.
@@ -128,7 +131,7 @@ impl HostFolio {
 
     /// Runs `f` with the content of page `nth` of the folio, for the driver to fill.
     ///
-    /// Initially the content is arbitrary. Returns [`None`] if the folio has no such page.
+    /// Initially it is all zeroes. Returns [`None`] if the folio has no such page.
     pub fn with_page<R>(
         &mut self,
         nth: usize,
@@ -169,5 +172,32 @@ impl Drop for HostFolio {
     fn drop(&mut self) {
         // SAFETY: By the type invariants we own the lock and the reference.
         unsafe { unlock_and_put(self.folio.as_ptr()) };
+    }
+}
+
+#[cfg(CONFIG_RUST_PAGEMAP_KUNIT_TEST)]
+#[macros::kunit_tests(rust_mm_host_folio)]
+mod tests {
+    use super::*;
+
+    /// What the driver does not fill has nothing of those who had the page before.
+    #[test]
+    fn new_is_zero() -> Result {
+        let mut folios = KVec::new();
+
+        // The second time, these are pages that were freed just now.
+        for _ in 0..2 {
+            for _ in 0..64 {
+                let mut folio = HostFolio::anywhere(0, false).ok_or(ENOMEM)?;
+
+                folio.with_page(0, |bytes| {
+                    assert!(bytes.iter().all(|byte| *byte == 0));
+                    bytes.fill(0xff);
+                });
+                folios.push(folio, GFP_KERNEL)?;
+            }
+            folios.clear();
+        }
+        Ok(())
     }
 }

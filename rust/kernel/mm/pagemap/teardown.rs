@@ -13,10 +13,7 @@ use crate::{
         migrate::Migration,
         notifier::{
             IntervalNotifier,
-            Invalidation,
-            SeqSet,
-            SetSeq,
-            WouldBlock, //
+            Invalidation, //
         },
     },
     sync::{
@@ -24,7 +21,6 @@ use crate::{
             Atomic,
             Relaxed, //
         },
-        lock::mutex::MutexBackend,
         Arc, //
     },
     uaccess::{
@@ -77,31 +73,13 @@ impl Log {
 }
 
 /// A client of the memory.
-#[pin_data]
-struct Client {
-    #[pin]
-    lock: Mutex<()>,
-    log: Arc<Log>,
-}
+struct Client(Arc<Log>);
 
-// SAFETY: There is one lock.
-unsafe impl crate::mm::notifier::Ops for Client {
+impl crate::mm::notifier::Ops for Client {
     type Protected = ();
-    type Backend = MutexBackend;
 
-    fn user_lock(&self) -> &Mutex<()> {
-        &self.lock
-    }
-
-    fn invalidate<'a>(
-        &'a self,
-        inv: &Invalidation<'a>,
-        seq: SetSeq<'a, Self>,
-    ) -> Result<SeqSet<'a>, WouldBlock> {
-        let guard = inv.lock(&self.lock)?;
-
-        self.log.note(&self.log.invalidated);
-        Ok(seq.set(&guard))
+    fn invalidate(&self, _protected: &mut (), _inv: &Invalidation<'_>) {
+        self.0.note(&self.0.invalidated);
     }
 }
 
@@ -120,9 +98,11 @@ struct Driver {
 // SAFETY: There are no aliases.
 unsafe impl Ops for Driver {
     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result {
-        let byte = self.content[first].load(Relaxed) as u8;
+        // The pages of a large folio count as the first one, if it is in one piece.
+        let page = first.min(MAX_PAGES - 1);
+        let byte = self.content[page].load(Relaxed) as u8;
 
-        self.log.note(&self.log.copied[first]);
+        self.log.note(&self.log.copied[page]);
         if first == 1 {
             let locked = self.locked.xchg(0, Relaxed);
 
@@ -163,45 +143,46 @@ impl Drop for Driver {
     }
 }
 
-/// Has a process with `nr` pages, all of them in device memory, and gives `test` the pagemap to
+/// Has a process with `nr` folios, all of them in device memory, and gives `test` the pagemap to
 /// drop. Fails with [`EBUSY`] if not all of them get there, with [`EIO`] if the process notices.
+///
+/// A large folio is one that the process has not used before. It holds the first page.
 fn process_in_device_memory(
     nr: usize,
+    order: u32,
     log: &Arc<Log>,
     test: impl FnOnce(Pin<KBox<PageMap<'_, Driver>>>) -> Result,
 ) -> Result {
     // SAFETY: Called in the context of a KUnit test, which ends what it begins.
     to_result(unsafe { bindings::kunit_attach_mm() })?;
 
+    let folio_size = PAGE_SIZE << order;
     // SAFETY: No file is involved.
     let start = unsafe {
         bindings::vm_mmap(
             core::ptr::null_mut(),
             0,
-            nr * PAGE_SIZE,
+            // There is room to begin at a multiple of the size of a folio.
+            (nr + 1) * folio_size,
             PROT_READ_WRITE,
             MAP_PRIVATE_ANONYMOUS,
             0,
         )
     };
-    let range = start..start.checked_add(nr * PAGE_SIZE).ok_or(ENOMEM)?;
+    let start = start.checked_next_multiple_of(folio_size).ok_or(ENOMEM)?;
+    let range = start..start.checked_add(nr * folio_size).ok_or(ENOMEM)?;
     let user = |page| UserSlice::new(UserPtr::from_addr(start + page * PAGE_SIZE), 1);
-    for page in 0..nr {
-        user(page).writer().write(&(CONTENT + page as u8))?;
+    if order == 0 {
+        for page in 0..nr {
+            user(page).writer().write(&(CONTENT + page as u8))?;
+        }
     }
 
     let task = current!();
     let mm = task.mm().ok_or(EINVAL)?;
-    let told = log.clone();
     let client = Arc::pin_init(
-        IntervalNotifier::new(
-            mm,
-            range.clone(),
-            pin_init!(Client {
-                lock <- new_mutex!(()),
-                log: told,
-            }),
-        ),
+        // SAFETY: It is dropped below.
+        unsafe { IntervalNotifier::new(mm, range.clone(), Client(log.clone()), new_mutex!(())) },
         GFP_KERNEL,
     )?;
     let registration = faux::Registration::new(c"rust_mm_pagemap", None)?;
@@ -232,14 +213,14 @@ fn process_in_device_memory(
         let mmap = mm.mmap_read_lock();
         let (migration, _) = Migration::to_device(&map, &mmap, range.start, range.end)?;
         let copied = migration.copy(|source| {
-            let byte = source.with_page(0, |bytes| bytes.map_or(0, |bytes| bytes[0]));
+            let byte = source.with_page(0, |bytes| bytes.map_or(CONTENT, |bytes| bytes[0]));
 
-            if let Some(folio) = map.alloc_in(0..PMD_PAGES, 0) {
+            if let Some(folio) = map.alloc_in(0..PMD_PAGES, source.order()) {
                 map.content[folio.first()].store(byte.unwrap_or(0).into(), Relaxed);
                 let _ = source.migrate_to(folio);
             }
         });
-        if copied.pages().nr_moved() != nr {
+        if copied.pages().nr_moved() != nr << order {
             return Err(EBUSY);
         }
     }
@@ -263,7 +244,7 @@ mod suite {
     fn order_of_teardown() -> Result {
         let log = Log::new()?;
 
-        process_in_device_memory(1, &log, |map| {
+        process_in_device_memory(1, 0, &log, |map| {
             let before = log.now.load(Relaxed);
             assert_eq!(map.nr_in_use(), 1);
             assert_eq!(log.freed.load(Relaxed), 0);
@@ -288,7 +269,7 @@ mod suite {
     fn pages_in_use_move_later() -> Result {
         let log = Log::new()?;
 
-        process_in_device_memory(2, &log, |map| {
+        process_in_device_memory(2, 0, &log, |map| {
             // SAFETY: The page is in use: the process has it.
             let folio = unsafe { bindings::page_folio(map.page(0)) };
             // SAFETY: As above.
@@ -298,6 +279,49 @@ mod suite {
 
             let [first, second] = [0, 1].map(|page| log.copied[page].load(Relaxed));
             assert!(second < first);
+            Ok(())
+        })
+    }
+
+    /// Who drops a pagemap is told what it waits for.
+    #[test]
+    fn waiting_is_told() -> Result {
+        let log = Log::new()?;
+
+        process_in_device_memory(1, 0, &log, |map| {
+            let mut told = 0;
+
+            // SAFETY: The page is in use: the process has it.
+            let folio = unsafe { bindings::page_folio(map.page(0)) };
+            // SAFETY: As above.
+            assert!(unsafe { bindings::folio_trylock(folio) });
+            map.evict_all(|left| {
+                told += left;
+                // SAFETY: We took the lock, which is why the page has not moved.
+                unsafe { bindings::folio_unlock(folio) };
+            });
+            assert_eq!(told, 1);
+            Ok(())
+        })
+    }
+
+    /// Who wants to have a part of a large folio gets all of it.
+    #[test]
+    fn part_of_a_large_folio() -> Result {
+        let log = Log::new()?;
+
+        if !cfg!(CONFIG_TRANSPARENT_HUGEPAGE) {
+            return Ok(());
+        }
+        process_in_device_memory(1, PMD_ORDER, &log, |map| {
+            assert_eq!(map.nr_in_use(), PMD_PAGES);
+            assert_eq!(map.evict(PMD_PAGES..PMD_PAGES), 0);
+            assert_eq!(map.evict(7..7), 0);
+
+            // If there is no large folio in host memory, the first attempt only splits it.
+            let moved = map.evict(7..8) + map.evict(7..8);
+            assert_eq!(moved, PMD_PAGES);
+            assert_eq!(map.nr_in_use(), 0);
             Ok(())
         })
     }
