@@ -23,9 +23,6 @@ use ktap::Status;
 mod bench;
 mod checks;
 mod host;
-mod known;
-mod mlx5;
-mod pci;
 mod selftests;
 
 /// perftest's options that put its buffer into the GPU and keep it there.
@@ -35,6 +32,8 @@ pub const GPU_OPTIONS: &str = "--use_opencl=0 --gpu_touch=infinite";
 #[derive(Serialize)]
 struct Record<'a> {
     kernel: String,
+    /// What p2p-doctor says.
+    doctor: &'a doctor::report::Report,
     findings: &'a [Finding],
     measured: &'a [Measured],
     outcomes: &'a [Outcome],
@@ -44,7 +43,10 @@ struct Record<'a> {
 /// Looks at the host below `sysroot`, and tests it if it can be tested.
 pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<Verdict> {
     let host = Host::at(sysroot);
-    let survey = checks::survey(&host, &known::Known::read()?);
+    let known = doctor::Known::read()?;
+    let seen = doctor::Host::new(doctor::capture::take(sysroot, &known));
+    let diagnosis = doctor::diagnose::diagnose(&seen, &known);
+    let survey = checks::survey(&host, &seen, &known, &diagnosis);
     print!("{}", told(&survey.findings));
 
     let mut measured = Vec::new();
@@ -60,19 +62,22 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
     );
     let record = Record {
         kernel: host.read("/proc/version").unwrap_or_default(),
+        doctor: &diagnosis,
         findings: &survey.findings,
         measured: &measured,
         outcomes: &outcomes,
         log: kernel_log(&host),
     };
     fs::create_dir_all(paths.results())?;
+    // The host as `p2p-doctor --from` reads it.
+    fs::write(paths.results().join("hw-host.toml"), seen.picture.dump()?)?;
     let file = paths.results().join("hw-report.md");
     fs::write(&file, record.markdown())?;
     fs::write(
         file.with_extension("json"),
         serde_json::to_string_pretty(&record)?,
     )?;
-    let report = Report { outcomes };
+    let report = Report::from(outcomes);
     print!(
         "{}{}",
         table(&measured),

@@ -13,11 +13,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use doctor::capture::{POLICY, STATS};
+use doctor::mlx5::Redirect;
 use serde::Serialize;
 
-use super::checks::{POLICY, Pair, STATS, chosen};
+use super::checks::{Pair, chosen};
 use super::host::Host;
-use super::mlx5::Redirect;
 use crate::proc::{background, interrupted, output, shown, tail};
 use crate::report::Outcome;
 

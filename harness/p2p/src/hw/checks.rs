@@ -1,12 +1,16 @@
 //! What a host needs for peer-to-peer DMA between a GPU's memory and a NIC:
 //! what was found, what is missing, and the next step.
 
+use doctor::capture::{self, POLICY};
+use doctor::host::{Device, Gc, size};
+use doctor::known::Role;
+use doctor::mlx5::{self, Redirect};
+use doctor::report::{Code, Effect, PairKind, PairReport, Report, Works};
+use doctor::rules::Verdict;
+use doctor::{Known, Picture};
 use serde::Serialize;
 
 use super::host::Host;
-use super::known::Known;
-use super::mlx5::{self, Redirect};
-use super::pci::{self, Device, Route};
 
 /// What a check came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -52,11 +56,6 @@ pub struct Pair {
     pub redirect: Option<Redirect>,
 }
 
-/// The policy knob.
-pub const POLICY: &str = "/sys/kernel/mm/hmm/p2p";
-/// Counters by result.
-pub const STATS: &str = "/sys/kernel/mm/hmm/p2p_stats";
-
 fn finding(check: &str, state: State, found: impl Into<String>, next: &str) -> Finding {
     Finding {
         check: check.to_owned(),
@@ -66,16 +65,15 @@ fn finding(check: &str, state: State, found: impl Into<String>, next: &str) -> F
     }
 }
 
-/// Looks at everything.
-pub fn survey(host: &Host, known: &Known) -> Survey {
-    let mut findings = kernel(host);
-    let devices = pci::devices(host);
-    let (gpus, more) = gpus(host, known, &devices);
+/// Looks at everything; `seen` is what the doctor sees, and `report` what it says.
+pub fn survey(host: &Host, seen: &doctor::Host, known: &Known, report: &Report) -> Survey {
+    let mut findings = kernel(seen);
+    let (gpus, more) = gpus(seen, known);
     findings.extend(more);
-    let (nics, more) = nics(host);
+    let (nics, more) = nics(host, seen);
     findings.extend(more);
-    findings.push(iommu(host));
-    let (pair, more) = paths(host, known, &gpus, &nics);
+    findings.push(iommu(&seen.picture));
+    let (pair, more) = paths(seen, report, &gpus, &nics);
     findings.extend(more);
     findings.push(perftest(host));
     let ready = findings.iter().all(|f| f.state != State::Missing);
@@ -85,26 +83,10 @@ pub fn survey(host: &Host, known: &Known) -> Survey {
     }
 }
 
-/// The kernel's configuration, wherever it is kept.
-fn config(host: &Host) -> Option<String> {
-    let release = host.read("/proc/sys/kernel/osrelease")?;
-    for file in [
-        format!("/boot/config-{release}"),
-        format!("/lib/modules/{release}/config"),
-    ] {
-        if let Some(text) = host.read(&file) {
-            return Some(text);
-        }
-    }
-    let packed = host.path("/proc/config.gz");
-    packed.is_file().then_some(())?;
-    host.ask("gzip", &["-dc", &packed.to_string_lossy()])
-}
-
-fn kernel(host: &Host) -> Vec<Finding> {
-    let release = host.read("/proc/sys/kernel/osrelease").unwrap_or_default();
+fn kernel(seen: &doctor::Host) -> Vec<Finding> {
+    let release = seen.release();
     let mut findings = Vec::new();
-    findings.push(match host.read(POLICY).as_deref().map(chosen) {
+    findings.push(match seen.picture.read(POLICY).map(chosen) {
         Some(Some(choice)) if choice == "never" => finding(
             "kernel",
             State::Note,
@@ -124,37 +106,27 @@ fn kernel(host: &Host) -> Vec<Finding> {
             "boot a kernel with patches/ applied, CONFIG_HMM_MIRROR and CONFIG_PCI_P2PDMA",
         ),
     });
-    match config(host) {
-        None => findings.push(finding(
+    let needed = [
+        "CONFIG_PCI_P2PDMA",
+        "CONFIG_DEVICE_PRIVATE",
+        "CONFIG_INFINIBAND_ON_DEMAND_PAGING",
+    ];
+    let (on, off): (Vec<_>, Vec<_>) = needed
+        .into_iter()
+        .partition(|option| seen.option(option) == Some(true));
+    findings.push(if seen.picture.read(capture::OPTIONS).is_none() {
+        let found = "neither /boot/config-* nor /proc/config.gz can be read";
+        finding("config", State::Note, found, "")
+    } else if off.is_empty() {
+        finding("config", State::Ok, on.join(", "), "")
+    } else {
+        finding(
             "config",
-            State::Note,
-            "neither /boot/config-* nor /proc/config.gz can be read",
-            "",
-        )),
-        Some(text) => {
-            let has = |option: &str| {
-                ["y", "m"]
-                    .iter()
-                    .any(|v| text.lines().any(|line| line == format!("{option}={v}")))
-            };
-            let needed = [
-                "CONFIG_PCI_P2PDMA",
-                "CONFIG_DEVICE_PRIVATE",
-                "CONFIG_INFINIBAND_ON_DEMAND_PAGING",
-            ];
-            let (on, off): (Vec<_>, Vec<_>) = needed.into_iter().partition(|o| has(o));
-            findings.push(if off.is_empty() {
-                finding("config", State::Ok, on.join(", "), "")
-            } else {
-                finding(
-                    "config",
-                    State::Missing,
-                    format!("off: {}", off.join(", ")),
-                    "enable what is off and build the kernel again",
-                )
-            });
-        }
-    }
+            State::Missing,
+            format!("off: {}", off.join(", ")),
+            "enable what is off and build the kernel again",
+        )
+    });
     findings
 }
 
@@ -164,19 +136,21 @@ pub fn chosen(text: &str) -> Option<String> {
     Some(rest.split_once(']')?.0.to_owned())
 }
 
-fn gpus(host: &Host, known: &Known, devices: &[Device]) -> (Vec<Device>, Vec<Finding>) {
+/// Addresses of GPUs whose memory can be reached, and what was found of all.
+fn gpus(seen: &doctor::Host, known: &Known) -> (Vec<String>, Vec<Finding>) {
     let mut usable = Vec::new();
     let mut findings = Vec::new();
-    // Display controllers, and accelerators without a display.
-    for gpu in devices.iter().filter(|d| matches!(d.class >> 16, 3 | 0x12)) {
-        let (state, found, next) = gpu_memory(host, known, gpu);
+    let all = seen.devices.values();
+    for gpu in all.filter(|device| seen.role(known, device) == Some(Role::Gpu)) {
+        let (state, found, next) = gpu_memory(seen, known, gpu);
         if state != State::Missing {
-            usable.push(gpu.clone());
+            usable.push(gpu.address.to_string());
         }
         let check = format!("gpu {}", gpu.address);
         findings.push(finding(&check, state, found, &next));
-        if let Some(driver) = gpu.driver.as_deref().and_then(|name| known.driver(name)) {
-            findings.push(bar(host, gpu, driver.bar));
+        let driver = gpu.driver.as_deref().and_then(|name| known.driver(name));
+        if let Some(number) = driver.and_then(|driver| driver.bar) {
+            findings.push(bar(gpu, number));
         }
     }
     if findings.is_empty() {
@@ -201,24 +175,32 @@ fn only_one_must_do(one_does: bool, findings: &mut [Finding]) {
 }
 
 /// Whether a GPU has device private memory.
-fn gpu_memory(host: &Host, known: &Known, gpu: &Device) -> (State, String, String) {
-    let ids = format!("{:04x}:{:04x}", gpu.vendor, gpu.device);
+fn gpu_memory(seen: &doctor::Host, known: &Known, gpu: &Device) -> (State, String, String) {
+    let ids = gpu.ids();
     let Some(name) = gpu.driver.as_deref() else {
         let next = format!("load one of {}", known.drivers());
         return (State::Missing, format!("{ids}, no driver is bound"), next);
     };
-    let Some(driver) = known.driver(name) else {
-        let next = format!(
-            "device private memory that peers reach is in {}",
-            known.drivers()
+    let Some(driver) = known.driver(name).filter(|driver| driver.not.is_none()) else {
+        let other = known.driver(name);
+        let found = other.and_then(|driver| driver.not.clone());
+        let next = other.map_or_else(
+            || {
+                let drivers = known.drivers();
+                format!("device private memory that peers reach is in {drivers}")
+            },
+            |driver| driver.next.clone(),
         );
-        return (State::Missing, format!("{ids}, bound to {name}"), next);
+        let found = found.unwrap_or_else(|| format!("bound to {name}"));
+        return (State::Missing, format!("{ids}, {found}"), next);
     };
-    if config(host).is_some_and(|text| text.contains(&format!("# {} is not set", driver.option))) {
-        let next = format!("enable {} and build the kernel again", driver.option);
+    if let Some(option) = &driver.option
+        && seen.option(option) == Some(false)
+    {
+        let next = format!("enable {option} and build the kernel again");
         return (
             State::Missing,
-            format!("{ids}, {name} without {}", driver.option),
+            format!("{ids}, {name} without {option}"),
             next,
         );
     }
@@ -248,47 +230,53 @@ fn gpu_memory(host: &Host, known: &Known, gpu: &Device) -> (State, String, Strin
             ),
         };
     }
-    // xe and amdgpu reserve addresses for their pages when they load.
-    let iomem = host.read("/proc/iomem").unwrap_or_default();
-    let reserved = iomem
-        .lines()
-        .any(|line| !line.starts_with(' ') && line.ends_with(&format!(" : {}", gpu.address)));
-    if reserved {
+    // amdgpu reserves addresses for its pages when it loads, xe when the first program asks
+    // for a VM with page faults.
+    let memory = seen.picture.read(capture::MEMORY).unwrap_or_default();
+    let reserved = memory.lines().any(|owner| owner == gpu.address.to_string());
+    if let Some(gc) = gpu.gc.filter(|gc| reserved && !gc.is_coherent()) {
+        (
+            State::Missing,
+            format!("{ids}, {name}: GC {gc} {}", Gc::HIDES),
+            Gc::INSTEAD.to_owned(),
+        )
+    } else if reserved {
         (
             State::Ok,
             format!("{ids}, {name} has device private memory"),
             String::new(),
         )
+    } else if name == "xe" {
+        (
+            State::Note,
+            format!("{ids}, xe has registered no device private memory yet"),
+            "it does so when a program makes a VM with page faults".to_owned(),
+        )
     } else {
         (
             State::Missing,
             format!("{ids}, {name} registered no device private memory"),
-            match name {
-                "xe" => "a discrete GPU from Battlemage on; CONFIG_DRM_XE_PAGEMAP=y",
-                _ => "a discrete GPU of gfx9 or newer that is not an APU; CONFIG_HSA_AMD_SVM=y",
-            }
-            .to_owned(),
+            "a discrete GPU of gfx9 or newer that is not an APU; CONFIG_HSA_AMD_SVM=y".to_owned(),
         )
     }
 }
 
-fn bar(host: &Host, gpu: &Device, number: usize) -> Finding {
+fn bar(gpu: &Device, number: usize) -> Finding {
     let check = format!("bar {}", gpu.address);
-    let size = gpu.bar(host, number);
-    let vram = vram(host, gpu);
-    let mut found = format!("BAR {number} is {}", mib(size));
-    if let Some(vram) = vram {
-        found.push_str(&format!(", the GPU's memory {}", mib(vram)));
+    let now = gpu.bars.get(number).copied().unwrap_or_default().size();
+    let mut found = format!("BAR {number} is {}", size(now));
+    if let Some(memory) = gpu.memory {
+        found.push_str(&format!(", the GPU's memory {}", size(memory)));
     }
-    let largest = gpu.largest_bar(host, number);
+    let largest = gpu.largest_bar(number);
     if let Some(largest) = largest {
-        found.push_str(&format!(", it can be {}", mib(largest)));
+        found.push_str(&format!(", it can be {}", size(largest)));
     }
     let resize = "enable Resizable BAR and Above 4G Decoding in the firmware's set-up";
-    if size == 0 {
+    if now == 0 {
         return finding(&check, State::Missing, found, resize);
     }
-    let small = vram.is_some_and(|vram| size < vram) || largest.is_some_and(|most| size < most);
+    let small = gpu.memory.is_some_and(|vram| now < vram) || largest.is_some_and(|most| now < most);
     if !small {
         return finding(&check, State::Ok, found, "");
     }
@@ -296,39 +284,13 @@ fn bar(host: &Host, gpu: &Device, number: usize) -> Finding {
     finding(&check, State::Note, found, resize)
 }
 
-/// Size of the GPU's memory, where sysfs has it.
-fn vram(host: &Host, gpu: &Device) -> Option<u64> {
-    if let Some(text) = host.read(&gpu.file("mem_info_vram_total")) {
-        return text.parse().ok();
-    }
-    let text = host.read(&gpu.file("tile0/physical_vram_size_bytes"))?;
-    match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16).ok(),
-        None => text.parse().ok(),
-    }
-}
-
-fn mib(bytes: u64) -> String {
-    match bytes >> 20 {
-        0 => format!("{bytes} bytes"),
-        mib if mib % 1024 == 0 => format!("{} GiB", mib / 1024),
-        mib => format!("{mib} MiB"),
-    }
-}
-
-/// A NIC that can be tested.
-struct Nic {
-    name: String,
-    device: Device,
-}
-
-fn nics(host: &Host) -> (Vec<Nic>, Vec<Finding>) {
+/// Names of NICs that can be tested, and what was found of all.
+fn nics(host: &Host, seen: &doctor::Host) -> (Vec<String>, Vec<Finding>) {
     let mut usable = Vec::new();
     let mut findings = Vec::new();
-    for name in host.list("/sys/class/infiniband") {
+    for name in host.list(capture::INFINIBAND) {
         let check = format!("nic {name}");
-        let address = host.leads_to(&format!("/sys/class/infiniband/{name}/device"));
-        let device = address.and_then(|address| pci::device(host, &address));
+        let device = seen.devices.values().find(|d| d.verbs.contains(&name));
         let Some(device) = device else {
             findings.push(finding(
                 &check,
@@ -338,10 +300,10 @@ fn nics(host: &Host) -> (Vec<Nic>, Vec<Finding>) {
             ));
             continue;
         };
-        let (state, found, next) = nic(host, &name, &device);
+        let (state, found, next) = nic(host, &name, device);
         findings.push(finding(&check, state, found, next));
         if state != State::Missing {
-            usable.push(Nic { name, device });
+            usable.push(name);
         }
     }
     if findings.is_empty() {
@@ -403,8 +365,8 @@ fn nic(host: &Host, name: &str, device: &Device) -> (State, String, &'static str
     )
 }
 
-fn iommu(host: &Host) -> Finding {
-    let units = host.list("/sys/class/iommu");
+fn iommu(picture: &Picture) -> Finding {
+    let units: Vec<_> = picture.list(capture::IOMMUS).collect();
     if units.is_empty() {
         return finding(
             "iommu",
@@ -413,7 +375,7 @@ fn iommu(host: &Host) -> Finding {
             "",
         );
     }
-    let line = host.read("/proc/cmdline").unwrap_or_default();
+    let line = picture.read(capture::COMMAND_LINE).unwrap_or_default();
     let said: Vec<_> = line
         .split_whitespace()
         .filter(|word| word.contains("iommu"))
@@ -425,63 +387,36 @@ fn iommu(host: &Host) -> Finding {
     finding("iommu", State::Ok, found, "")
 }
 
+/// The best pair that can be tested, and what the doctor says of all.
 fn paths(
-    host: &Host,
-    known: &Known,
-    gpus: &[Device],
-    nics: &[Nic],
+    seen: &doctor::Host,
+    report: &Report,
+    gpus: &[String],
+    nics: &[String],
 ) -> (Option<Pair>, Vec<Finding>) {
     let mut findings = Vec::new();
-    let mut best: Option<(u8, Pair)> = None;
-    for gpu in gpus {
-        for nic in nics {
-            let redirect = mlx5::redirect(host, &nic.device);
-            let check = format!("path {} to {}", nic.name, gpu.address);
-            let (mut rank, mut state, mut found, mut next) = match pci::route(
-                host,
-                known,
-                gpu,
-                &nic.device,
-            ) {
-                Route::Switch(bridge) => (
-                    3,
-                    State::Ok,
-                    format!("below common bridge {bridge}: bus addresses"),
-                    "",
-                ),
-                Route::HostBridge(why) => (
-                    2,
-                    State::Ok,
-                    format!("through the host bridge: {why}; {}", domain(&nic.device)),
-                    "",
-                ),
-                Route::Unknown(why) => (1, State::Note, why, "run as root"),
-                Route::None(why) => (
-                    0,
-                    State::Missing,
-                    format!("none: {why}; pages go to host memory (topology)"),
-                    "put both cards below one PCIe switch, or use an AMD Zen or listed Xeon machine",
-                ),
+    let mut best: Option<(Verdict, Pair)> = None;
+    let pairs = report.pairs.iter();
+    for pair in pairs.filter(|pair| pair.kind == PairKind::GpuNic) {
+        let device = seen
+            .devices
+            .values()
+            .find(|device| device.address.to_string() == pair.client);
+        let Some(device) = device else { continue };
+        let (state, found, next) = path(report, pair);
+        let name = device.verbs.first().unwrap_or(&pair.client);
+        let check = format!("path {name} to {}", pair.provider);
+        findings.push(finding(&check, state, found, &next));
+        let is_usable = gpus.contains(&pair.provider) && nics.contains(name);
+        let is_better = best.as_ref().is_none_or(|(other, _)| pair.verdict < *other);
+        if state != State::Missing && is_usable && is_better {
+            let redirect = mlx5::redirect(seen, device);
+            let found = Pair {
+                gpu: pair.provider.clone(),
+                nic: name.clone(),
+                redirect,
             };
-            if let Some((worse, why, step)) = redirect.as_ref().and_then(limit)
-                && rank > 0
-            {
-                if worse == State::Missing {
-                    rank = 0;
-                }
-                state = worse;
-                found = format!("{found}; {why}");
-                next = step;
-            }
-            findings.push(finding(&check, state, found, next));
-            if rank > 0 && best.as_ref().is_none_or(|(other, _)| rank > *other) {
-                let pair = Pair {
-                    gpu: gpu.address.clone(),
-                    nic: nic.name.clone(),
-                    redirect,
-                };
-                best = Some((rank, pair));
-            }
+            best = Some((pair.verdict, found));
         }
     }
     if findings.is_empty() {
@@ -496,48 +431,34 @@ fn paths(
     (best.map(|(_, pair)| pair), findings)
 }
 
-/// What mlx5 makes of a path that is there, if it does not use all of it.
-fn limit(redirect: &Redirect) -> Option<(State, String, &'static str)> {
-    let port = &redirect.port;
-    // For one port alone this would be wrong: the kernel takes all for set alike.
-    let alike = "have all ports of the switch redirect both requests and completions, or \
-                 neither: pci=config_acs= or pci=disable_acs_redir= on the kernel's command line";
-    match (redirect.relaxed, redirect.strict) {
-        (true, true) => None,
-        (false, true) => Some((
-            State::Note,
-            format!(
-                "ACS redirects at {port}, above the NIC, so mlx5 uses no page of a peer in \
-                 memory that the NIC reads with relaxed ordering"
-            ),
-            "the test has perftest do without relaxed ordering; in your own work, register \
-             memory without IBV_ACCESS_RELAXED_ORDERING",
-        )),
-        (true, false) => Some((
-            State::Note,
-            format!(
-                "ACS redirects at {port}, above the NIC, so mlx5 uses pages of peers only in \
-                 memory that the NIC reads with relaxed ordering, which ib_write_lat never asks for"
-            ),
-            alike,
-        )),
-        (false, false) => Some((
-            State::Missing,
-            format!(
-                "ACS redirects at {port}, above the NIC, either requests or completions, so mlx5 \
-                 uses no page of a peer"
-            ),
-            alike,
-        )),
+/// What the doctor says of a path, and of what mlx5 makes of it.
+fn path(report: &Report, pair: &PairReport) -> (State, String, String) {
+    let obstacles = report.obstacles.iter();
+    let obstacles: Vec<_> = obstacles
+        .filter(|o| pair.obstacles.contains(&o.id))
+        .filter(|o| match o.effect {
+            Effect::Blocks | Effect::Unknown => true,
+            _ => o.code == Code::Ordering,
+        })
+        .collect();
+    let is_blocked =
+        pair.works == Works::No || obstacles.iter().any(|o| o.effect == Effect::BlocksInPlace);
+    let state = match pair.works {
+        _ if is_blocked => State::Missing,
+        Works::Yes if obstacles.is_empty() => State::Ok,
+        _ => State::Note,
+    };
+    let mut found = format!("{}: {}", pair.path, pair.verdict.name());
+    let mut next = Vec::new();
+    for obstacle in obstacles {
+        found.push_str(&format!("; {} ({})", obstacle.what, obstacle.at.join("; ")));
+        let parameter = match obstacle.code {
+            Code::AcsRedirect => pair.parameter.as_deref().unwrap_or_default(),
+            _ => "",
+        };
+        next.push(format!("{} {parameter}", obstacle.next).trim().to_owned());
     }
-}
-
-fn domain(nic: &Device) -> String {
-    match nic.iommu.as_deref() {
-        None => "no IOMMU".to_owned(),
-        Some("identity") => "the IOMMU passes addresses through".to_owned(),
-        Some(kind) => format!("the IOMMU translates ({kind})"),
-    }
+    (state, found, next.join("; "))
 }
 
 fn perftest(host: &Host) -> Finding {

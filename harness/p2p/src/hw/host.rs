@@ -31,11 +31,6 @@ impl Host {
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// A file's bytes.
-    pub fn bytes(&self, path: &str) -> Option<Vec<u8>> {
-        fs::read(self.path(path)).ok()
-    }
-
     /// The names in a folder, sorted.
     pub fn list(&self, dir: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(dir)).into_iter().flatten().flatten();
@@ -44,20 +39,6 @@ impl Host {
             .collect();
         names.sort();
         names
-    }
-
-    /// Where a path leads when links are followed.
-    pub fn real(&self, path: &str) -> Option<String> {
-        let root = fs::canonicalize(&self.root).ok()?;
-        let real = fs::canonicalize(self.path(path)).ok()?;
-        let inside = real.strip_prefix(root).ok()?;
-        Some(format!("/{}", inside.display()))
-    }
-
-    /// The last part of what a path leads to, e.g. a driver's name.
-    pub fn leads_to(&self, path: &str) -> Option<String> {
-        let real = self.real(path)?;
-        real.rsplit('/').next().map(str::to_owned)
     }
 
     /// A program, as a shell would find it.

@@ -3,7 +3,6 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::outcome::status_of;
-use pci::Route;
 
 mod mlx5;
 mod selftests;
@@ -69,7 +68,8 @@ impl Fixture {
         fixture.write(
             "boot/config-7.3.0",
             "CONFIG_PCI_P2PDMA=y\nCONFIG_DEVICE_PRIVATE=y\n\
-             CONFIG_INFINIBAND_ON_DEMAND_PAGING=y\n",
+             CONFIG_INFINIBAND_ON_DEMAND_PAGING=y\nCONFIG_HMM_MIRROR=y\n\
+             CONFIG_DRM_NOUVEAU_SVM=y\nCONFIG_HSA_AMD_SVM=y\n",
         );
         fixture.device("pci0000:00/0000:00:00.0", 0x06_0000, 0x8086, 0x1234, "");
         fixture.bridge("pci0000:00/0000:00:01.0", ROOT_PORT);
@@ -191,7 +191,11 @@ esac"#
     }
 
     fn survey(&self) -> Survey {
-        checks::survey(&Host::at(self.dir.path()), &known::Known::read().unwrap())
+        let known = doctor::Known::read().unwrap();
+        let picture = doctor::capture::take(self.dir.path(), &known);
+        let seen = doctor::Host::new(picture);
+        let report = doctor::diagnose::diagnose(&seen, &known);
+        checks::survey(&Host::at(self.dir.path()), &seen, &known, &report)
     }
 
     fn found(&self, check: &str) -> Finding {
@@ -200,13 +204,6 @@ esac"#
         found
             .unwrap_or_else(|| panic!("{}", told(&survey.findings)))
             .clone()
-    }
-
-    fn route(&self) -> Route {
-        let host = Host::at(self.dir.path());
-        let known = known::Known::read().unwrap();
-        let card = |address| pci::device(&host, address).unwrap();
-        pci::route(&host, &known, &card(GPU), &card(NIC))
     }
 
     fn run(&self) -> (Result<Verdict>, String, tempfile::TempDir) {
@@ -312,19 +309,6 @@ fn the_kernel_and_its_options() {
 }
 
 #[test]
-fn a_configuration_that_is_packed() {
-    let fixture = Fixture::whole();
-    let config = "boot/config-7.3.0";
-    let text = fs::read_to_string(fixture.path(config)).unwrap();
-    fs::remove_file(fixture.path(config)).unwrap();
-    assert_eq!(fixture.found("config").state, State::Note);
-    // gzip's place; that it unpacks is not what is tested here.
-    fixture.program("gzip", "[ $1 = -dc ] && cat $2");
-    fixture.write("proc/config.gz", text);
-    assert_eq!(fixture.found("config").state, State::Ok);
-}
-
-#[test]
 fn gpus_that_have_no_device_private_memory() {
     for (device, word) in [
         (0x2204, "Ampere"),
@@ -358,6 +342,26 @@ fn xe_and_amdgpu_are_believed_when_they_reserve_addresses() {
         format!("0-1 : PCI Bus\n  0-1 : {GPU}\n0-1 : {GPU}\n"),
     );
     assert_eq!(fixture.found("gpu").state, State::Ok);
+
+    // Those whose caches may hide what a peer writes.
+    for (version, state) in [
+        ("9.4.2", State::Ok),
+        ("9.4.3", State::Missing),
+        ("9.5.0", State::Missing),
+        ("10.3.0", State::Ok),
+        ("11.0.3", State::Ok),
+        ("12.0.1", State::Missing),
+    ] {
+        for (name, part) in ["major", "minor", "revision"]
+            .iter()
+            .zip(version.split('.'))
+        {
+            fixture.set(GPU, &format!("ip_discovery/die/0/GC/0/{name}"), part);
+        }
+        let found = fixture.found("gpu");
+        assert_eq!(found.state, state, "{version}");
+        assert_eq!(found.found.contains(version), state == State::Missing);
+    }
 }
 
 #[test]
@@ -399,41 +403,38 @@ fn nics() {
 }
 
 #[test]
-fn below_a_switch() {
+fn the_path_is_what_the_doctor_says() {
     let fixture = Fixture::whole();
-    assert_eq!(fixture.route(), Route::Switch("0000:01:00.0".into()));
+    let path = fixture.found("path");
+    assert_eq!(path.state, State::Ok);
+    assert_eq!(path.found, "switch 0000:01:00.0: BUS_ADDR");
     // What those who are not root see.
     fixture.set("0000:02:00.0", "config", [0; 64]);
-    assert!(matches!(fixture.route(), Route::Unknown(_)));
-}
-
-#[test]
-fn redirected_by_acs() {
+    assert_eq!(fixture.found("path").state, State::Note);
     let fixture = Fixture::whole();
     fixture.config(NIC_PORT, ACS_CONTROL, 0x1d);
-    let Route::None(why) = fixture.route() else {
-        panic!("{:?}", fixture.route());
-    };
-    assert!(why.contains("pci=disable_acs_redir=0000:02:01.0"), "{why}");
-    assert!(why.contains("8086:1234"), "{why}");
+    let path = fixture.found("path");
+    assert_eq!(path.state, State::Missing);
+    let parameter = "pci=disable_acs_redir=0000:02:01.0";
+    assert!(path.next.ends_with(parameter), "{}", path.next);
+    assert!(path.found.contains("8086:1234"), "{}", path.found);
     assert!(fixture.survey().pair.is_none());
-    fixture.write(
-        "proc/cpuinfo",
-        "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n",
-    );
-    assert!(matches!(fixture.route(), Route::HostBridge(_)));
+    let zen = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n";
+    fixture.write("proc/cpuinfo", zen);
     assert!(fixture.survey().pair.is_some());
 }
 
+/// A GPU whose driver cannot do it has a path, too.
 #[test]
-fn through_the_host_bridge() {
+fn paths_of_gpus_that_cannot_be_tested_are_told() {
     let fixture = Fixture::whole();
-    fixture.set("0000:00:00.0", "device", "0x2030\n");
-    fixture.config("0000:01:00.0", ACS_CONTROL, 0x04);
-    assert!(matches!(fixture.route(), Route::HostBridge(_)));
-    // Forwards within one host bridge, and this is one.
-    fixture.set("0000:00:00.0", "device", "0x2f00\n");
-    assert!(matches!(fixture.route(), Route::HostBridge(_)));
-    fixture.set("0000:00:00.0", "device", "0x29c0\n");
-    assert!(matches!(fixture.route(), Route::None(_)));
+    let link = fixture.path(&format!("sys/bus/pci/devices/{GPU}/driver"));
+    fs::remove_file(&link).unwrap();
+    fs::create_dir_all(fixture.path("sys/bus/pci/drivers/nvidia")).unwrap();
+    symlink(fixture.path("sys/bus/pci/drivers/nvidia"), link).unwrap();
+    let gpu = fixture.found("gpu");
+    assert_eq!(gpu.state, State::Missing);
+    assert!(gpu.next.contains("dma-buf"), "{}", gpu.next);
+    assert_eq!(fixture.found("path").state, State::Ok);
+    assert!(fixture.survey().pair.is_none());
 }

@@ -1,0 +1,180 @@
+//! The command line.
+
+use std::fs;
+use std::io::{Read, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+
+use crate::host::Host;
+use crate::known::Known;
+use crate::picture::{LARGEST, Picture};
+use crate::report::{PairKind, Report, Works};
+use crate::text::{self, Paper};
+use crate::{capture, diagnose};
+
+/// What the exit status says.
+pub mod status {
+    /// Each pair has what was asked for.
+    pub const ALL: u8 = 0;
+    /// One has not.
+    pub const NOT_ALL: u8 = 1;
+    /// The host, or its dump, cannot be read.
+    pub const CANNOT_READ: u8 = 2;
+    /// None has not, but of one it is not known.
+    pub const UNKNOWN: u8 = 3;
+    /// There is no pair.
+    pub const NO_PAIR: u8 = 4;
+    /// Bad usage (EX_USAGE).
+    pub const USAGE: u8 = 64;
+}
+
+/// For `--help`.
+pub const STATUS_HELP: &str = "\
+Exit status:
+  0   each pair that was looked at has what --require asks for
+  1   a pair has not
+  2   the host or its dump cannot be read
+  3   no pair is without, but of some it is not known (as root, more is known)
+  4   there is no pair
+  64  bad usage
+
+It only reads, and changes nothing. As root it can read ACS settings; without, it says
+what depends on them. What --dump writes has no serial numbers, network addresses or names
+of hosts.";
+
+/// Options.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Print the report as JSON; `schema` and `version` say in which form.
+    #[arg(long)]
+    pub json: bool,
+    /// Write what was read of this host to a file, which --from reads elsewhere.
+    #[arg(long, value_name = "FILE")]
+    pub dump: Option<PathBuf>,
+    /// Look at the host that another one's --dump has written ("-": standard input).
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+    /// Look only at pairs of these kinds.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub only: Vec<PairKind>,
+    /// Look only at pairs with this device: a PCI address, or an RDMA device's name.
+    #[arg(long, value_name = "NAME")]
+    pub device: Vec<String>,
+    /// What the exit status is about.
+    #[arg(long, value_enum, default_value = "path")]
+    pub require: Require,
+    /// The host's files are below this folder; for tests.
+    #[arg(long, default_value = "/", hide = true)]
+    pub sysroot: PathBuf,
+}
+
+/// What the exit status is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Require {
+    /// A path for DMA from one device to the other.
+    Path,
+    /// Pages of the GPU's reached in place by the NIC, as the series does; other pairs do
+    /// not count.
+    InPlace,
+}
+
+/// Looks at a host, prints what there is to say, and returns the exit status.
+pub fn run(options: &Options) -> Result<u8> {
+    let known = Known::read()?;
+    let picture = match &options.from {
+        Some(file) => Picture::parse(&read(file)?).with_context(|| file.display().to_string())?,
+        None => capture::take(&options.sysroot, &known),
+    };
+    if let Some(file) = &options.dump {
+        fs::write(file, picture.dump()?).with_context(|| file.display().to_string())?;
+    }
+    let host = Host::new(picture);
+    let mut report = diagnose::diagnose(&host, &known);
+    report.keep(&options.only, &options.device);
+    let said = if options.json {
+        serde_json::to_string_pretty(&report)? + "\n"
+    } else {
+        text::render(&host, &report, paper())
+    };
+    // Who reads may have seen enough: `| head`.
+    let _ = std::io::stdout().write_all(said.as_bytes());
+    Ok(verdict(&report, options.require))
+}
+
+/// The terminal, if it is one.
+fn paper() -> Paper {
+    let terminal = console::Term::stdout();
+    let width = terminal.size_checked().map_or(100, |(_, columns)| columns);
+    Paper {
+        width: usize::from(width).clamp(60, 140),
+        colour: terminal.is_term() && console::colors_enabled(),
+    }
+}
+
+fn read(file: &Path) -> Result<String> {
+    let mut reader: Box<dyn Read> = if file == Path::new("-") {
+        Box::new(std::io::stdin())
+    } else {
+        let file_of = fs::File::open(file).with_context(|| file.display().to_string())?;
+        Box::new(file_of)
+    };
+    let mut text = Vec::new();
+    let count = (&mut reader).take(LARGEST + 1).read_to_end(&mut text);
+    let count = count.with_context(|| file.display().to_string())?;
+    ensure!(
+        u64::try_from(count)? <= LARGEST,
+        "{}: too large for a dump",
+        file.display()
+    );
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The exit status.
+pub fn verdict(report: &Report, require: Require) -> u8 {
+    let all: Vec<_> = report
+        .pairs
+        .iter()
+        .filter_map(|pair| match require {
+            Require::Path => Some(pair.works),
+            Require::InPlace => pair.in_place,
+        })
+        .collect();
+    if all.is_empty() {
+        status::NO_PAIR
+    } else if all.contains(&Works::No) {
+        status::NOT_ALL
+    } else if all.contains(&Works::Unknown) {
+        status::UNKNOWN
+    } else {
+        status::ALL
+    }
+}
+
+impl Report {
+    /// Keeps pairs of these kinds and with these devices; nothing named: all of them.
+    fn keep(&mut self, kinds: &[PairKind], devices: &[String]) {
+        let named: Vec<_> = self
+            .devices
+            .iter()
+            .filter(|d| devices.contains(&d.address) || d.verbs.iter().any(|v| devices.contains(v)))
+            .map(|device| device.address.clone())
+            .collect();
+        self.pairs.retain(|pair| {
+            (kinds.is_empty() || kinds.contains(&pair.kind))
+                && (devices.is_empty()
+                    || named.contains(&pair.provider)
+                    || named.contains(&pair.client))
+        });
+        let names: Vec<_> = self
+            .pairs
+            .iter()
+            .map(|pair| format!("{} {}", pair.provider, pair.client))
+            .collect();
+        for obstacle in &mut self.obstacles {
+            obstacle.pairs.retain(|pair| names.contains(pair));
+        }
+        self.obstacles.retain(|obstacle| !obstacle.pairs.is_empty());
+    }
+}

@@ -1,0 +1,387 @@
+//! A host as its picture shows it: devices, the bridges above them, the CPU and the
+//! kernel.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::capture;
+use crate::config::{Config, Port};
+use crate::known::{Known, Role};
+use crate::picture::Picture;
+
+/// A PCI address; they are in the order of the bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Address {
+    domain: u32,
+    bus: u8,
+    device: u8,
+    function: u8,
+}
+
+impl Address {
+    /// Reads `0000:01:00.0`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (domain, rest) = text.split_once(':')?;
+        let (bus, rest) = rest.split_once(':')?;
+        let (device, function) = rest.split_once('.')?;
+        if domain.len() < 4 || bus.len() != 2 || device.len() != 2 || function.len() != 1 {
+            return None;
+        }
+        let hex = |text: &str| u8::from_str_radix(text, 16).ok();
+        let address = Self {
+            domain: u32::from_str_radix(domain, 16).ok()?,
+            bus: hex(bus)?,
+            device: hex(device).filter(|device| *device < 32)?,
+            function: hex(function).filter(|function| *function < 8)?,
+        };
+        // A sign would have been read, too.
+        (address.to_string() == text.to_lowercase()).then_some(address)
+    }
+
+    /// Whether this is device 0, function 0 of its bus.
+    fn is_first(self) -> bool {
+        self.device == 0 && self.function == 0
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            domain,
+            bus,
+            device,
+            function,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+    }
+}
+
+/// A BAR.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bar {
+    /// Its first address.
+    pub first: u64,
+    /// Its last address.
+    pub last: u64,
+}
+
+impl Bar {
+    /// Bytes; 0 if it has no place.
+    pub fn size(self) -> u64 {
+        match self.last.checked_sub(self.first) {
+            Some(less) if less > 0 => less.saturating_add(1),
+            _ => 0,
+        }
+    }
+}
+
+/// Version of the graphics core of an AMD GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gc(u64, u64, u64);
+
+impl Gc {
+    /// What is wrong with those that are not coherent.
+    pub const HIDES: &str = "caches its memory so that it may not see what peers write";
+    /// What to take instead.
+    pub const INSTEAD: &str =
+        "a GPU with GC 9.0.1 to 9.4.2 (Vega, MI100, MI200), 10 or 11 (RDNA 1 to 3)";
+
+    /// What svm_range_vram_coherent() says in the kernel.
+    pub fn is_coherent(self) -> bool {
+        self < Self(9, 4, 3) || (Self(10, 0, 0)..Self(12, 0, 0)).contains(&self)
+    }
+}
+
+impl fmt::Display for Gc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0, self.1, self.2)
+    }
+}
+
+/// A PCI device.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// Where it is.
+    pub address: Address,
+    /// Base class, subclass, interface.
+    pub class: u32,
+    /// Vendor ID.
+    pub vendor: u16,
+    /// Device ID.
+    pub device: u16,
+    /// The driver that is bound.
+    pub driver: Option<String>,
+    /// `identity`, `DMA`, ... if the device is behind an IOMMU.
+    pub iommu: Option<String>,
+    /// The socket, if there are some.
+    pub node: Option<i32>,
+    /// How many bits of an address it can put out, as its driver has set it.
+    pub mask: Option<u32>,
+    /// The function of which this is a virtual one.
+    pub physical: Option<Address>,
+    /// Its configuration space.
+    pub config: Config,
+    /// Its BARs.
+    pub bars: [Bar; 6],
+    /// Of bridges above it, the host bridge's one first; then the device itself.
+    pub path: Vec<Address>,
+    /// The host bridge's name in sysfs.
+    pub root: String,
+    /// Names of its RDMA devices.
+    pub verbs: Vec<String>,
+    /// The size of the GPU's memory, where sysfs has it.
+    pub memory: Option<u64>,
+    /// The graphics core of an AMD GPU.
+    pub gc: Option<Gc>,
+    /// Sizes that each BAR can have: bit n is 2^n MiB.
+    sizes: [Option<u64>; 6],
+    /// Memory of a disk that peers may use.
+    pub published: bool,
+    /// Its link, in words.
+    pub link: String,
+}
+
+/// The first CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cpu {
+    /// `GenuineIntel`, ...
+    pub vendor: String,
+    /// Its family, where it has one.
+    pub family: Option<u32>,
+    /// It says that it is one of a virtual machine.
+    pub is_virtual: bool,
+    /// Something is known about it.
+    pub is_known: bool,
+}
+
+/// A host.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// What was read of it.
+    pub picture: Picture,
+    /// Its PCI devices, as far as they matter.
+    pub devices: BTreeMap<Address, Device>,
+    /// Its CPU.
+    pub cpu: Cpu,
+}
+
+impl Host {
+    /// Makes sense of a picture. What makes none is left out.
+    pub fn new(picture: Picture) -> Self {
+        let names = picture.list(capture::DEVICES);
+        let devices: BTreeMap<_, _> = names
+            .filter_map(|name| Device::read(&picture, name))
+            .map(|device| (device.address, device))
+            .collect();
+        Self {
+            cpu: Cpu::read(&picture),
+            devices,
+            picture,
+        }
+    }
+
+    /// The kernel's release.
+    pub fn release(&self) -> &str {
+        self.picture.read(capture::RELEASE).unwrap_or("unknown")
+    }
+
+    /// Whether an option of the kernel is on; nothing if that cannot be read.
+    pub fn option(&self, name: &str) -> Option<bool> {
+        let text = self.picture.read(capture::OPTIONS)?;
+        let mut values = text.lines().filter_map(|line| line.split_once('='));
+        Some(values.any(|(option, value)| option == name && matches!(value.trim(), "y" | "m")))
+    }
+
+    /// What a device is for, if it is an end of a path.
+    pub fn role(&self, known: &Known, device: &Device) -> Option<Role> {
+        let driver = device.driver.as_deref().and_then(|name| known.driver(name));
+        match driver.map(|driver| driver.role) {
+            Some(role) if role != Role::Any => return Some(role),
+            _ if !device.verbs.is_empty() => return Some(Role::Nic),
+            _ => {}
+        }
+        match device.class >> 8 {
+            // Not the display of a server's management controller: ASPEED, Matrox.
+            0x0300..=0x03ff if !matches!(device.vendor, 0x1a03 | 0x102b) => Some(Role::Gpu),
+            0x1200 => Some(Role::Gpu),
+            0x0108 => Some(Role::Nvme),
+            0x0207 => Some(Role::Nic),
+            // A ConnectX that nobody drives.
+            0x0200 if device.vendor == 0x15b3 => Some(Role::Nic),
+            _ => None,
+        }
+    }
+
+    /// What p2pdma takes for the host bridge: device 00.0, or a root port that is the first
+    /// on the bus.
+    pub fn host_bridge(&self, root: &str) -> Option<&Device> {
+        let mut below = self.devices.values();
+        let first = below.find(|device| device.root == root && device.path.len() == 1)?;
+        let is_port = first.config.port().map_or_else(
+            // The header, which everybody can read, has no more than that.
+            || !first.config.is_readable() && first.is_bridge(),
+            |port| port == Port::Root,
+        );
+        (first.address.is_first() || is_port).then_some(first)
+    }
+}
+
+impl Device {
+    fn read(picture: &Picture, name: &str) -> Option<Self> {
+        let address = Address::parse(name)?;
+        let dir = format!("{}/{name}", capture::DEVICES);
+        let text = |file: &str| picture.read(&format!("{dir}/{file}"));
+        let number = |file: &str| number(text(file)?);
+        let (root, path) = place(picture.link(&dir)?)?;
+        if path.last() != Some(&address) {
+            return None;
+        }
+        let config = Config::new(picture.config(&format!("{dir}/config")).unwrap_or_default());
+        let sizes = std::array::from_fn(|bar| {
+            let sizes = text(&format!("resource{bar}_resize"))
+                .and_then(|text| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok());
+            sizes.or_else(|| config.sizes(bar))
+        });
+        let gc = |part: &str| number(&format!("ip_discovery/die/0/GC/0/{part}"));
+        let infiniband = capture::INFINIBAND;
+        let is_mine =
+            |verbs: &&str| picture.leads_to(&format!("{infiniband}/{verbs}/device")) == Some(name);
+        let link = match (text("current_link_speed"), text("current_link_width")) {
+            (Some(speed), Some(width)) if width != "0" => format!("{speed} x{width}"),
+            _ => String::new(),
+        };
+        Some(Self {
+            address,
+            class: u32::try_from(number("class")?).ok()?,
+            vendor: u16::try_from(number("vendor")?).ok()?,
+            device: u16::try_from(number("device")?).ok()?,
+            driver: picture
+                .leads_to(&format!("{dir}/driver"))
+                .map(str::to_owned),
+            iommu: text("iommu_group/type").map(str::to_owned),
+            node: text("numa_node")
+                .and_then(|text| text.parse().ok())
+                .filter(|node| *node >= 0),
+            mask: text("dma_mask_bits")
+                .and_then(|text| text.parse().ok())
+                .filter(|bits| (1..=64).contains(bits)),
+            physical: picture
+                .leads_to(&format!("{dir}/physfn"))
+                .and_then(Address::parse),
+            bars: bars(text("resource").unwrap_or_default()),
+            verbs: picture
+                .list(infiniband)
+                .filter(is_mine)
+                .map(str::to_owned)
+                .collect(),
+            memory: number("mem_info_vram_total")
+                .or_else(|| number("tile0/physical_vram_size_bytes")),
+            gc: gc("major")
+                .zip(gc("minor"))
+                .zip(gc("revision"))
+                .map(|((major, minor), revision)| Gc(major, minor, revision)),
+            published: text("p2pmem/published") == Some("1"),
+            config,
+            path,
+            root,
+            sizes,
+            link,
+        })
+    }
+
+    /// `10de:1b80`
+    pub fn ids(&self) -> String {
+        format!("{:04x}:{:04x}", self.vendor, self.device)
+    }
+
+    /// Whether it is a bridge between PCI buses.
+    pub fn is_bridge(&self) -> bool {
+        self.class >> 8 == 0x0604
+    }
+
+    /// The bridge above it; a host bridge is none.
+    pub fn above(&self) -> Option<Address> {
+        self.path.iter().rev().nth(1).copied()
+    }
+
+    /// The largest size that the device lets a BAR have, if it can be resized.
+    pub fn largest_bar(&self, number: usize) -> Option<u64> {
+        let most = (*self.sizes.get(number)?)?.checked_ilog2()?;
+        1_u64.checked_shl(most.checked_add(20)?)
+    }
+
+    /// Whether an IOMMU translates its addresses.
+    pub fn is_translated(&self) -> bool {
+        self.iommu
+            .as_deref()
+            .is_some_and(|kind| kind.starts_with("DMA"))
+    }
+}
+
+impl Cpu {
+    fn read(picture: &Picture) -> Self {
+        let file = picture.read(capture::CPU);
+        let text = file.unwrap_or_default();
+        let value = |name: &str| {
+            let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+            let found = lines.find(|(field, _)| field.trim() == name)?;
+            Some(found.1.trim())
+        };
+        Self {
+            vendor: value("vendor_id").unwrap_or_default().to_owned(),
+            family: value("cpu family").and_then(|family| family.parse().ok()),
+            is_virtual: value("flags").is_some_and(|flags| flags.contains("hypervisor")),
+            // One that has no vendor is none of AMD's.
+            is_known: file.is_some(),
+        }
+    }
+
+    /// Any AMD CPU from Zen on forwards between host bridges: `cpu_supports_p2pdma()`.
+    pub fn forwards(&self) -> bool {
+        self.vendor == "AuthenticAMD" && self.family.is_some_and(|family| family >= 0x17)
+    }
+}
+
+/// The host bridge and the devices of a path in sysfs. A bridge of VMD has a host bridge
+/// of its own below it, which is the one that counts.
+fn place(path: &str) -> Option<(String, Vec<Address>)> {
+    let parts: Vec<_> = path.split('/').collect();
+    let at = parts
+        .iter()
+        .rposition(|part| capture::is_host_bridge(part))?;
+    let devices = parts[at + 1..].iter();
+    let path: Vec<_> = devices.filter_map(|part| Address::parse(part)).collect();
+    // There are no more buses than that.
+    if path.len() > 256 {
+        return None;
+    }
+    Some((parts[at].to_owned(), path))
+}
+
+fn bars(text: &str) -> [Bar; 6] {
+    let mut bars = [Bar::default(); 6];
+    for (bar, line) in bars.iter_mut().zip(text.lines()) {
+        let mut words = line.split_whitespace().map(number);
+        if let (Some(Some(first)), Some(Some(last))) = (words.next(), words.next()) {
+            *bar = Bar { first, last };
+        }
+    }
+    bars
+}
+
+/// A number, hexadecimal if it says so.
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// A size for people.
+pub fn size(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => format!("{bytes} bytes"),
+        mib if mib % 1024 == 0 => format!("{} GiB", mib / 1024),
+        mib => format!("{mib} MiB"),
+    }
+}

@@ -1,0 +1,142 @@
+//! Collects what stands in the way: the same thing in the way of many pairs is told once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::config::{COMPLETION_REDIRECT, EGRESS_CONTROL, REQUEST_REDIRECT};
+use crate::host::Address;
+use crate::report::{Code, Effect, Obstacle};
+use crate::rules::Route;
+
+/// The sentence for an obstacle.
+fn what(code: Code) -> &'static str {
+    match code {
+        Code::GuestHidesTopology => {
+            "a guest that hides its topology: this is a virtual machine, and it shows no bridges \
+             above these devices; what is between them in the host is not to be seen here"
+        }
+        Code::KernelOption => "options of the kernel are off",
+        Code::AcsRedirect => {
+            "ACS redirects peer-to-peer requests at switch ports, so they go up to the host \
+             bridge (the kernel's default where there is an IOMMU)"
+        }
+        Code::AcsUnreadable => "ACS settings are not readable as this user",
+        Code::HostBridgeUnknown => {
+            "the host bridge is not on the kernel's list of those that forward between devices"
+        }
+        Code::HostBridgeOnlyWithin => {
+            "the host bridge is on the kernel's list only for devices below one and the same \
+             host bridge"
+        }
+        Code::CpuUnreadable => "the CPU's vendor and family are not known",
+        Code::DmaMask => "the device cannot put out an address as high as the peer's BAR",
+        Code::BarMissing => "the BAR that shows the GPU's memory has no address",
+        Code::SeriesAbsent => "the kernel does not have the series",
+        Code::Policy => "the policy forbids it",
+        Code::Driver => "a driver that cannot do it is bound",
+        Code::Generation => "the driver does not let peers reach this GPU's memory",
+        Code::NoDriver => "no driver is bound",
+        Code::NoVerbs => "there is no RDMA device for it",
+        Code::Ordering => "mlx5 does not use all of this path",
+        Code::BarSmall => "the BAR shows only a part of the GPU's memory",
+        Code::ThroughHostBridge => "there is no common switch: requests pass the host bridge",
+        Code::OtherSocket => "the devices are on different sockets",
+        Code::Iommu => "the IOMMU translates",
+        Code::DataDirect => {
+            "the ConnectX has a DMA function of its own to reach GPUs with, which a driver may use \
+             in place of the NIC's"
+        }
+        Code::OptionsUnreadable => "the kernel's configuration cannot be read",
+    }
+}
+
+/// Bits of ACS control, as the specification calls them.
+pub fn bits(control: u16) -> String {
+    let names = [
+        (REQUEST_REDIRECT, "requests"),
+        (COMPLETION_REDIRECT, "completions"),
+        (EGRESS_CONTROL, "egress control"),
+    ];
+    let set = names.iter().filter(|(bit, _)| control & bit != 0);
+    set.map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
+}
+
+/// The kernel parameter that stops redirection, as the kernel's log has it.
+pub fn parameter(route: &Route) -> Option<String> {
+    let ports: Vec<_> = route.redirects.iter().map(|(at, _)| *at).collect();
+    disable(&ports)
+}
+
+fn disable(ports: &[Address]) -> Option<String> {
+    let ports: Vec<_> = ports.iter().map(Address::to_string).collect();
+    (!ports.is_empty()).then(|| format!("pci=disable_acs_redir={}", ports.join(";")))
+}
+
+#[derive(Default)]
+struct Group {
+    at: BTreeSet<String>,
+    ports: BTreeSet<Address>,
+    pairs: BTreeSet<usize>,
+}
+
+/// What was found so far.
+#[derive(Default)]
+pub struct Obstacles {
+    groups: BTreeMap<(Effect, Code, String), Group>,
+}
+
+impl Obstacles {
+    /// Something in the way of a pair.
+    pub fn add(&mut self, pair: usize, code: Code, effect: Effect, at: &str, next: &str) {
+        let key = (effect, code, next.to_owned());
+        let group = self.groups.entry(key).or_default();
+        group.pairs.insert(pair);
+        if !at.is_empty() {
+            group.at.insert(at.to_owned());
+        }
+    }
+
+    /// Ports that redirect.
+    pub fn add_redirects(&mut self, pair: usize, effect: Effect, route: &Route, next: &str) {
+        for (port, control) in &route.redirects {
+            let at = format!("{port} ({})", bits(*control));
+            self.add(pair, Code::AcsRedirect, effect, &at, next);
+        }
+        let key = (effect, Code::AcsRedirect, next.to_owned());
+        if let Some(group) = self.groups.get_mut(&key) {
+            group
+                .ports
+                .extend(route.redirects.iter().map(|(at, _)| *at));
+        }
+    }
+
+    /// All of them, first what helps most, for pairs of these names; and which of them
+    /// stand in the way of each pair.
+    pub fn told(self, names: &[String]) -> (Vec<Obstacle>, Vec<Vec<usize>>) {
+        let mut groups: Vec<_> = self.groups.into_iter().collect();
+        groups.sort_by_key(|((effect, code, _), group)| {
+            (*effect, std::cmp::Reverse(group.pairs.len()), *code)
+        });
+        let mut of_pairs = vec![Vec::new(); names.len()];
+        let mut obstacles = Vec::new();
+        for (id, ((effect, code, next), group)) in (1..).zip(groups) {
+            for pair in &group.pairs {
+                if let Some(list) = of_pairs.get_mut(*pair) {
+                    list.push(id);
+                }
+            }
+            let ports: Vec<_> = group.ports.into_iter().collect();
+            let pairs = group.pairs.iter().filter_map(|pair| names.get(*pair));
+            obstacles.push(Obstacle {
+                id,
+                code,
+                effect,
+                what: what(code).to_owned(),
+                at: group.at.into_iter().collect(),
+                next,
+                parameter: disable(&ports),
+                pairs: pairs.cloned().collect(),
+            });
+        }
+        (obstacles, of_pairs)
+    }
+}
