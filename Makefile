@@ -5,7 +5,7 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
-variables := KDIR O QEMU CC LLVM J ONLY MINUTES SEED PERFTEST V
+variables := KDIR O QEMU CC LLVM J ONLY MINUTES SEED PERFTEST DOCTOR V
 given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
 $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
@@ -26,7 +26,7 @@ p2p = @harness/setup.sh && $(run)
 export TMPDIR := $(CURDIR)/build/tmp
 
 .PHONY: help setup tree export drift build demo test check bisect mutants coverage bench \
-	soak hw-test shell clean
+	soak hw-test doctor shell clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -43,6 +43,7 @@ help: ## list the targets
 	@echo '  MINUTES=n  how long each job of soak takes'
 	@echo '  SEED=n     what soak does, to do it again'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
+	@echo '  DOCTOR=    options of p2p-doctor, e.g. --json (doctor)'
 	@echo '  V=1        show every command'
 
 setup: ## install what is missing and get the base kernel
@@ -87,6 +88,11 @@ bisect: ## build and boot after each patch, in each configuration; takes hours
 # A host with such hardware need not be one that builds kernels: no packages.
 hw-test: ## say what this host's GPU and NIC lack, and test them
 	@harness/setup.sh tool && $(run) hw-test $(call take,PERFTEST,--perftest)
+
+# Its status 1, 3 or 4 says what it found; that is no failure of make's.
+doctor: ## say for each pair of this host's devices why peer-to-peer DMA is off
+	@harness/setup.sh doctor && { build/p2p-doctor $(DOCTOR) || \
+		case $$? in 1|3|4) ;; *) exit 2 ;; esac; }
 
 shell: ## a shell in a virtual machine: ONLY=switch, or a job: ONLY=mlx5/switch
 	$(p2p) shell $(only)

@@ -8,7 +8,8 @@
 #
 # With the argument `demo` what only tests need is left out. With `tool` only the
 # tool is built, by whatever cargo there is, and nothing is installed: for hosts
-# that are tested and build no kernels.
+# that are tested and build no kernels. With `doctor` the same holds for
+# build/p2p-doctor, which is static where that can be, to be copied to other hosts.
 set -eu
 unset TMPDIR
 
@@ -107,7 +108,7 @@ is_new_enough() {
 }
 
 bin=/usr/bin
-if [ "${1-}" = tool ]; then
+if [ "${1-}" = tool ] || [ "${1-}" = doctor ]; then
 	if ! is_new_enough $bin; then
 		bin=$(command -v cargo) && bin=${bin%/*} && is_new_enough "$bin" ||
 			die "Rust 1.89 or newer is needed to build the tool: install rustc and cargo" \
@@ -137,15 +138,44 @@ fi
 
 mkdir -p "$root/build/tmp" "$cache"
 
-# On real hardware the model of a ConnectX is of no use.
-what=--workspace
-[ "${1-}" != tool ] || what='--package p2p'
+# $1...: arguments of cargo. Explicit paths: a rustup's proxies may come first in PATH.
+build() {
+	CARGO_HOME=$cache/cargo RUSTC=$bin/rustc RUSTDOC=$bin/rustdoc \
+		"$bin/cargo" build --quiet --locked "$@" \
+		--manifest-path "$root/harness/Cargo.toml" \
+		--target-dir "$root/build/harness" ||
+		die "the tool could not be built. Its libraries come from the network the first time."
+}
 
-# Explicit paths: a rustup's proxies may come first in PATH.
-# shellcheck disable=SC2086
-CARGO_HOME=$cache/cargo RUSTC=$bin/rustc RUSTDOC=$bin/rustdoc \
-	"$bin/cargo" build --quiet --locked $what \
-	--manifest-path "$root/harness/Cargo.toml" \
-	--target-dir "$root/build/harness" ||
-	die "the tool could not be built. Its libraries come from the network the first time."
+# What p2p-doctor is built for, if it can be static: musl, or a C library that has
+# an archive.
+static_target() {
+	host=$("$bin/rustc" -vV | sed -n 's/^host: //p')
+	musl=$(echo "$host" | sed 's/-gnu$/-musl/')
+	if [ -d "$("$bin/rustc" --print sysroot)/lib/rustlib/$musl/lib" ]; then
+		echo "$musl"
+	elif echo 'int main(void) { return 0; }' |
+		cc -static -x c -o "$root/build/tmp/static" - 2>/dev/null; then
+		echo "$host"
+	fi
+}
+
+if [ "${1-}" = doctor ]; then
+	target=$(static_target)
+	if [ -n "$target" ]; then
+		export RUSTFLAGS='-C target-feature=+crt-static'
+		build --package doctor --target "$target"
+	else
+		echo 'setup: p2p-doctor needs this C library: there is no static one' >&2
+		build --package doctor
+	fi
+	ln -sfn "harness/${target:+$target/}debug/p2p-doctor" "$root/build/p2p-doctor"
+	exit
+fi
+# On real hardware the model of a ConnectX is of no use.
+if [ "${1-}" = tool ]; then
+	build --package p2p
+else
+	build --workspace
+fi
 ln -sfn harness/debug/p2p "$root/build/p2p"

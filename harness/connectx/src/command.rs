@@ -48,9 +48,6 @@ impl From<Refused> for Undelivered {
     }
 }
 
-/// What people are told if the ring of commands is out of reach for this reason.
-const NOT_SHARED: &str = "RAM is not shared memory: QEMU needs memory-backend-memfd,share=on";
-
 /// Why a command was refused: a status as the manual has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -91,10 +88,6 @@ impl Device {
             Err(Undelivered::Refused(refused)) => {
                 self.witness
                     .violation(&format!("command in slot {slot}: {refused:?}"));
-                if matches!(refused, Refused::NotShared(_)) && !self.told_not_shared {
-                    self.told_not_shared = true;
-                    eprintln!("connectx: {NOT_SHARED}");
-                }
                 FIRMWARE_ERROR
             }
         };

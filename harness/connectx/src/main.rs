@@ -44,7 +44,7 @@ mod witness;
 /// Serves a ConnectX to one QEMU, and ends with it.
 ///
 /// Exit status: 0, or 1 if a rule of the witness was broken, or 2 if the device could
-/// not be served.
+/// not be served, or 3 if the machine's RAM is not shared memory.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

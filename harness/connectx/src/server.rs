@@ -159,7 +159,7 @@ impl ServerBackend for Shared {
         file: Option<File>,
     ) -> io::Result<()> {
         let memory = &mut self.lock().memory;
-        server::dma_map(memory, flags, offset, address, size, file)
+        server::dma_map("connectx", memory, flags, offset, address, size, file)
     }
 
     fn dma_unmap(&mut self, flags: DmaUnmapFlags, address: u64, size: u64) -> io::Result<()> {

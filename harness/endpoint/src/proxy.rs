@@ -158,7 +158,21 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Client {
     /// Asks, and waits for the answer. Nothing may be locked that a message of QEMU needs.
+    ///
+    /// QEMU does not wait for a write to arrive in another process. A read comes back after
+    /// what was written before it, as on PCI.
     pub fn ask(&self, question: &Question) -> Answer {
+        let answer = self.ask_once(question)?;
+        if let Access::Write(_) = question.access {
+            self.ask_once(&Question {
+                access: Access::Read(1),
+                ..*question
+            })?;
+        }
+        Ok(answer)
+    }
+
+    fn ask_once(&self, question: &Question) -> Answer {
         let (sender, receiver): (_, Receiver<Answer>) = channel();
         let id = {
             let mut next = lock(&self.next);

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::process;
 
 use anyhow::{Context, Result, bail};
 use vfio_bindings::bindings::vfio::{
@@ -120,8 +121,17 @@ fn describe(bars: &[(u32, u64)], vectors: Vectors) -> (Vec<IrqInfo>, Vec<ServerR
     (irqs, regions)
 }
 
+/// The exit status of a model that refuses to serve a machine whose RAM is not shared.
+const NOT_SHARED: i32 = 3;
+
 /// QEMU lends the device a part of the machine's memory.
+///
+/// RAM begins at address 0, and is the first that QEMU tells of. If it is not shared, the
+/// model can do nothing for this machine, and ends: `vfio_user` would pass an error on, at
+/// which QEMU goes on nevertheless. An IOMMU translates nothing yet, and Linux does not use
+/// address 0 later. ROM is not shared either, and is not writable.
 pub fn dma_map(
+    model: &str,
     memory: &mut Memory,
     flags: DmaMapFlags,
     offset: u64,
@@ -130,6 +140,13 @@ pub fn dma_map(
     file: Option<File>,
 ) -> io::Result<()> {
     let is_writable = flags.contains(DmaMapFlags::WRITE);
+    if address == 0 && is_writable && file.is_none() {
+        eprintln!(
+            "{model}: RAM is not shared memory: give QEMU \
+             -object memory-backend-memfd,id=ram,share=on,size=... -machine memory-backend=ram"
+        );
+        process::exit(NOT_SHARED);
+    }
     memory.map(address, size, file, offset, is_writable)
 }
 

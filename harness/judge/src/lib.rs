@@ -11,6 +11,9 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use endpoint::memory::Memory;
+use pascal::mmu::Tables;
+use pascal::space::{Place, Space, Vram};
 use rustix::fs::SeekFrom;
 use serde::Deserialize;
 
@@ -53,6 +56,24 @@ pub enum Request {
         /// Contents.
         pages: Vec<Content>,
     },
+    /// Page tables in VRAM, of whichever address space, lead each address where it says:
+    /// for a GPU that has its tables there, and nobody who could be asked to use them.
+    Mapped {
+        /// Whose VRAM.
+        gpu: usize,
+        /// Addresses.
+        pages: Vec<Address>,
+    },
+}
+
+/// An address of the GPU's virtual memory.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Address {
+    /// The address.
+    pub va: u64,
+    /// What the page in VRAM that it leads to should hold; nothing: it leads nowhere.
+    pub content: Option<Content>,
 }
 
 /// What some page of VRAM should hold.
@@ -123,6 +144,7 @@ impl Judge {
                 check(before, &vram, pages, freed)
             }
             Request::Somewhere { gpu, pages } => somewhere(self.path(*gpu)?, pages),
+            Request::Mapped { gpu, pages } => mapped(self.path(*gpu)?, pages),
         }
     }
 
@@ -159,32 +181,17 @@ fn holds(vram: &[u8], page: &Page) -> Result<(), Reason> {
     })
 }
 
-/// Reads only what was ever written: VRAM is large, and most of its file is a hole.
 fn somewhere(vram: &Path, pages: &[Content]) -> Result<(), Reason> {
     let mut wanted = HashMap::<Vec<u8>, Vec<&Content>>::new();
     for page in pages {
         let bytes = pattern::page(page.seed, page.index).to_vec();
         wanted.entry(bytes).or_default().push(page);
     }
-    let mut search = || -> io::Result<()> {
-        let file = File::open(vram)?;
-        let mut page = vec![0; PAGE];
-        let mut off = 0;
-        while let Some(begin) = extent(&file, SeekFrom::Data(off))? {
-            let end = extent(&file, SeekFrom::Hole(begin))?.unwrap_or(begin);
-            off = begin / PAGE as u64 * PAGE as u64;
-            while off < end {
-                if file.read_exact_at(&mut page, off).is_ok()
-                    && let Some(left) = wanted.get_mut(&page)
-                {
-                    left.pop();
-                }
-                off += PAGE as u64;
-            }
+    each_page(vram, |_, page| {
+        if let Some(left) = wanted.get_mut(page) {
+            left.pop();
         }
-        Ok(())
-    };
-    search().map_err(|error| format!("{}: {error}", vram.display()))?;
+    })?;
     let missing = Vec::from_iter(wanted.values().flatten());
     match missing.first() {
         None => Ok(()),
@@ -196,6 +203,74 @@ fn somewhere(vram: &Path, pages: &[Content]) -> Result<(), Reason> {
             first.seed
         )),
     }
+}
+
+/// Each page might be the first directory of an address space. One that is not leads
+/// nowhere: its content would have to be addresses of further tables in VRAM.
+fn mapped(path: &Path, pages: &[Address]) -> Result<(), Reason> {
+    let vram = Vram::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let space = Space {
+        vram: &vram,
+        memory: &Memory::default(),
+    };
+    let mut places = vec![Vec::new(); pages.len()];
+    each_page(path, |off, _| {
+        let tables = Tables {
+            root: Place::vram(off),
+            limit: u64::MAX,
+        };
+        for (page, places) in pages.iter().zip(&mut places) {
+            let found = tables.translate(space, page.va);
+            places.extend(found.ok().and_then(|found| found.at(page.va)));
+        }
+    })?;
+    for (page, places) in pages.iter().zip(&places) {
+        leads(space, page, places)?;
+    }
+    Ok(())
+}
+
+/// Whether these are the places that an address should lead to.
+fn leads(space: Space<'_>, page: &Address, places: &[Place]) -> Result<(), Reason> {
+    let va = page.va;
+    let content = match (page.content, places.first()) {
+        (Some(content), Some(_)) => content,
+        (None, None) => return Ok(()),
+        (Some(_), None) => return Err(format!("address {va:#x} is not mapped")),
+        (None, Some(place)) => return Err(format!("address {va:#x} is mapped to {place}")),
+    };
+    for place in places {
+        let mut seen = [0; PAGE];
+        let read = space.read(*place, &mut seen);
+        if read.is_err() || seen != pattern::page(content.seed, content.index) {
+            let Content { seed, index } = content;
+            return Err(format!(
+                "address {va:#x} is mapped to {place}, which is not page {index} of seed {seed:#x}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Reads only what was ever written: VRAM is large, and most of its file is a hole.
+fn each_page(vram: &Path, mut look: impl FnMut(u64, &[u8])) -> Result<(), Reason> {
+    let mut read = || -> io::Result<()> {
+        let file = File::open(vram)?;
+        let mut page = vec![0; PAGE];
+        let mut off = 0;
+        while let Some(begin) = extent(&file, SeekFrom::Data(off))? {
+            let end = extent(&file, SeekFrom::Hole(begin))?.unwrap_or(begin);
+            off = begin / PAGE as u64 * PAGE as u64;
+            while off < end {
+                if file.read_exact_at(&mut page, off).is_ok() {
+                    look(off, &page);
+                }
+                off += PAGE as u64;
+            }
+        }
+        Ok(())
+    };
+    read().map_err(|error| format!("{}: {error}", vram.display()))
 }
 
 /// Where the next data or hole of a file begins; nothing if there is none.

@@ -180,3 +180,56 @@ fn contents_that_are_somewhere() {
     assert_eq!(judge.answer(&ask(r#"{"seed":3,"index":4}"#)), "ok");
     assert!(judge.answer(&ask(five)).contains("0 of 1"));
 }
+
+/// Tables for one page, as `vmmgp100.c` of nouveau writes them: pages 0 to 4 are the
+/// levels, from the first directory on.
+const VA: u64 = 0x7f12_3456_7000;
+
+fn map(vram: &mut Vram, to: usize) {
+    let mut set = |table: usize, at: u64, entry: u64| {
+        let at = table * PAGE + at as usize;
+        vram.bytes[at..at + 8].copy_from_slice(&entry.to_le_bytes());
+    };
+    let index = |shift: u32, bits: u32| (VA >> shift) & ((1 << bits) - 1);
+    // Bits 1 and 2: the next table is in VRAM. Addresses are shifted by four.
+    let table = |number: usize| (number as u64) << 8 | 1 << 1;
+    set(0, index(47, 2) * 8, table(1));
+    set(1, index(38, 9) * 8, table(2));
+    set(2, index(29, 9) * 8, table(3));
+    set(3, index(21, 8) * 16 + 8, table(4));
+    set(4, index(12, 9) * 8, (to as u64) << 8 | 1);
+    vram.write();
+}
+
+#[test]
+fn where_page_tables_lead() {
+    let mut vram = Vram::new();
+    vram.bytes.fill(0);
+    vram.put(6, &pattern::page(9, 5));
+    let mut judge = vram.judge();
+    let ask = |va: u64, content: &str| {
+        format!(r#"{{"op":"mapped","gpu":0,"pages":[{{"va":{va},"content":{content}}}]}}"#)
+    };
+    let (five, six) = (r#"{"seed":9,"index":5}"#, r#"{"seed":9,"index":6}"#);
+    assert_eq!(judge.answer(&ask(VA, "null")), "ok");
+    let told = judge.answer(&ask(VA, five));
+    assert!(told.ends_with("0x7f1234567000 is not mapped"), "{told}");
+
+    map(&mut vram, 6);
+    assert_eq!(judge.answer(&ask(VA, five)), "ok");
+    for content in [six, "null"] {
+        let told = judge.answer(&ask(VA, content));
+        assert!(told.contains("is mapped to vram 0x6000"), "{told}");
+    }
+    assert_eq!(judge.answer(&ask(VA + PAGE as u64, "null")), "ok");
+    // All address spaces count: here is another one, which leads to the same tables.
+    let root = vram.bytes[..PAGE].to_vec();
+    vram.put(7, &root);
+    assert_eq!(judge.answer(&ask(VA, five)), "ok");
+    vram.bytes[..PAGE].fill(0);
+    vram.write();
+    assert_eq!(judge.answer(&ask(VA, five)), "ok");
+    map(&mut vram, 5);
+    let told = judge.answer(&ask(VA, five));
+    assert!(told.contains("vram 0x5000, which is not page 5"), "{told}");
+}

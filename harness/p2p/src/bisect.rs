@@ -97,6 +97,8 @@ pub struct Bisect<'a> {
     pub booter: &'a Booter<'a>,
     /// Where to boot.
     pub topologies: &'a Topologies,
+    /// The topic that the tree has alone; empty if it has all.
+    pub scope: &'a str,
 }
 
 fn read(root: &Path) -> Result<Configurations> {
@@ -144,7 +146,7 @@ impl Bisect<'_> {
             .flat_map(|c| commits.iter().skip(1).map(move |commit| name(c, commit)))
             .collect();
         only.check(&names)?;
-        let mut rows = Rows::read(self.paths);
+        let mut rows = Rows::read(self.paths, self.scope);
         let mut keys = BTreeMap::new();
         for (c, configuration) in &configurations {
             let recipe = self.recipe(configuration)?;
@@ -162,6 +164,16 @@ impl Bisect<'_> {
         }
         rows.write()?;
         Ok(rows.all)
+    }
+
+    /// What failed.
+    pub fn failures(&self, rows: &[Row]) -> String {
+        failures(rows, self.scope)
+    }
+
+    /// Where the table is.
+    pub fn table_file(&self) -> PathBuf {
+        self.paths.results().join(file(self.scope, "md"))
     }
 
     /// What a configuration is, with all that it names.
@@ -406,7 +418,7 @@ impl Stepper<'_> {
         }
         begun.set()?;
 
-        let wanted = self.defined(&commit.id)?;
+        let wanted = config::defined(&tree.dir, &commit.id, &self.recipe.wanted)?;
         let text = config::text(&wanted);
         let mut log = make.log().into_os_string();
         let refused = make.configure(&text, &wanted, &step)?;
@@ -441,22 +453,6 @@ impl Stepper<'_> {
             }
         };
         vec![image.to_owned(), "modules".to_owned()]
-    }
-
-    /// The options that the tree has at a commit.
-    fn defined(&self, commit: &str) -> Result<config::Options> {
-        let pattern = "^[[:space:]]*(menu)?config[[:space:]]+[A-Za-z0-9_]+";
-        let args = ["grep", "-hoE", pattern, commit, "--", "*Kconfig*"];
-        let there = ask(&self.bisect.builder.tree.dir, &args)?;
-        let there: BTreeSet<_> = there
-            .lines()
-            .filter_map(|line| line.split_whitespace().last())
-            .collect();
-        let options = self.recipe.wanted.iter();
-        Ok(options
-            .filter(|(name, _)| there.contains(name.trim_start_matches("CONFIG_")))
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect())
     }
 
     /// Boots what was built; gives what went wrong.
@@ -540,21 +536,26 @@ builds the kernel without a new warning, and boots it, in each configuration of
 touches nothing that this configuration is built from.
 ";
 
-/// The file in build/results, and in Documentation/, that has all results.
-const JSON: &str = "bisect.json";
+/// A file of results in build/results, and in Documentation/.
+fn file(scope: &str, end: &str) -> String {
+    let dash = if scope.is_empty() { "" } else { "-" };
+    format!("bisect{dash}{scope}.{end}")
+}
 
 /// All results.
 struct Rows {
     dir: PathBuf,
+    scope: String,
     all: Vec<Row>,
 }
 
 impl Rows {
-    fn read(paths: &Paths) -> Self {
-        let text = fs::read_to_string(paths.known(JSON)).ok();
+    fn read(paths: &Paths, scope: &str) -> Self {
+        let text = fs::read_to_string(paths.known(&file(scope, "json"))).ok();
         let all = text.and_then(|text| serde_json::from_str(&text).ok());
         Self {
             dir: paths.results(),
+            scope: scope.to_owned(),
             all: all.unwrap_or_default(),
         }
     }
@@ -589,9 +590,9 @@ impl Rows {
             .sort_by_key(|row| (row.configuration.clone(), row.number));
         fs::create_dir_all(&self.dir)?;
         let json = serde_json::to_string_pretty(&self.all)?;
-        fs::write(self.dir.join(JSON), json)?;
+        fs::write(self.dir.join(file(&self.scope, "json")), json)?;
         let text = format!("{HEAD}\n{}\n", table(&self.all));
-        fs::write(self.dir.join("bisect.md"), text)?;
+        fs::write(self.dir.join(file(&self.scope, "md")), text)?;
         Ok(())
     }
 }
@@ -631,11 +632,13 @@ pub fn table(rows: &[Row]) -> String {
 }
 
 /// What failed, with what repeats it.
-pub fn failures(rows: &[Row]) -> String {
+fn failures(rows: &[Row], scope: &str) -> String {
+    let comma = if scope.is_empty() { "" } else { "," };
     let failed = rows.iter().filter_map(|row| {
         let trouble = row.trouble.as_ref()?;
         Some(format!(
-            "\nFAILED {0}, patch {1}: {2}\n{3}\n    to repeat: make bisect ONLY={0}/{1}\n",
+            "\nFAILED {0}, patch {1}: {2}\n{3}\n    \
+             to repeat: make bisect ONLY={scope}{comma}{0}/{1}\n",
             row.configuration,
             row.number,
             row.subject,

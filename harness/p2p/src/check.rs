@@ -6,7 +6,7 @@
 //! about a line that the series adds: what was there before is not its matter.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -28,8 +28,9 @@ mod mail;
 mod messages;
 
 /// Checks of seconds, which `make test` runs, too.
-pub const QUICK: [&str; 8] = [
+pub const QUICK: [&str; 9] = [
     "am",
+    "topics",
     "checkpatch",
     "mail",
     "maintainers",
@@ -38,6 +39,9 @@ pub const QUICK: [&str; 8] = [
     "kernel-rustfmt",
     "docs",
 ];
+
+/// Where kernels are built for checks: of all topics, and of one.
+pub const OUTPUTS: [&str; 2] = ["check", "check-topic"];
 
 /// Checks of minutes.
 pub const BUILDING: [&str; 2] = ["objects", "rustdoc"];
@@ -69,12 +73,12 @@ pub struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    /// Finds out what there is to look at.
-    pub fn new(paths: &'a Paths, tree: &'a Tree) -> Result<Self> {
+    /// Finds out what there is to look at: a series, and the tree that has it.
+    pub fn new(paths: &'a Paths, tree: &'a Tree, series: Series) -> Result<Self> {
         Ok(Self {
             paths,
             tree,
-            series: Series::read(&paths.root)?,
+            series,
             settings: Settings::read(&paths.root)?,
             added: Added::of(tree)?,
         })
@@ -87,6 +91,7 @@ impl<'a> Checker<'a> {
             Ok(match name {
                 _ if self.series.patches.is_empty() => Vec::new(),
                 "am" => vec![mail::am(self)?],
+                "topics" => mail::topics(self)?,
                 "checkpatch" => mail::checkpatch(self)?,
                 "mail" => mail::mail(self)?,
                 "maintainers" => mail::maintainers(self)?,
@@ -129,6 +134,19 @@ impl<'a> Checker<'a> {
         };
         step.done(format!("{} tests", outcomes.len()));
         Ok(outcomes)
+    }
+
+    /// Where the kernel is built that has been configured for checks: another place for
+    /// another tree, as objects know theirs.
+    fn output(&self) -> PathBuf {
+        self.paths
+            .output
+            .join(OUTPUTS[usize::from(!self.has_all())])
+    }
+
+    /// Whether the tree has all topics.
+    fn has_all(&self) -> bool {
+        self.tree.dir == self.paths.tree()
     }
 
     /// Touched files that end so, without programs for user space.

@@ -112,12 +112,13 @@ enum Command {
         #[arg(long)]
         seed: Option<u64>,
     },
-    /// Ask a maintainer's tools about the patches; ends with the closing line.
+    /// Ask a maintainer's tools about the patches, all or a topic's; ends with the
+    /// closing line.
     Check {
         #[arg(long)]
         only: Option<String>,
     },
-    /// Build and boot after each patch, in each configuration.
+    /// Build and boot after each patch, all or a topic's, in each configuration.
     Bisect {
         #[arg(long)]
         only: Option<String>,
@@ -131,6 +132,9 @@ enum Command {
         #[arg(long, default_value = crate::hw::GPU_OPTIONS, allow_hyphen_values = true)]
         perftest: String,
     },
+    /// Say for each pair of devices of this host why peer-to-peer DMA is off.
+    #[command(after_help = doctor::cli::STATUS_HELP)]
+    Doctor(doctor::cli::Options),
     /// A shell in a topology.
     Shell {
         #[arg(long)]
@@ -150,6 +154,10 @@ pub fn run() -> Result<Verdict> {
             return Ok(Verdict::Passed);
         }
     };
+    if let Command::Doctor(options) = &cli.command {
+        // It needs no repository, and its status says more than ours.
+        std::process::exit(doctor::cli::run(options)?.into());
+    }
     proc::watch_signals()?;
     let options = &cli.options;
     if options.jobs == Some(0) {

@@ -70,14 +70,16 @@ pub fn repeat(outcome: &Outcome) -> String {
     format!("make demo ONLY={}", outcome.suite)
 }
 
-/// A job that plays a topology's scenarios.
+/// A job that plays scenarios.
 pub struct Demo<'a> {
     /// Names it in results.
     pub name: &'a str,
     /// The kernel.
     pub kernel: Built,
-    /// Whose scenarios.
+    /// The machine.
     pub topology: &'a Topology,
+    /// What is played in it.
+    pub scenarios: &'a [Scenario],
     /// The kind of machine, and so the NIC.
     pub kind: Kind,
     /// The models of a parallel machine.
@@ -113,7 +115,7 @@ impl Demo<'_> {
             Kind::Counting => None,
             Kind::Parallel => Some(Witness::read(&ran)),
         };
-        let scenarios = self.topology.scenarios.iter().enumerate();
+        let scenarios = self.scenarios.iter().enumerate();
         let rows = scenarios
             .map(|(number, scenario)| self.row(number, scenario, &ran, witness.as_ref()))
             .collect();
@@ -124,7 +126,7 @@ impl Demo<'_> {
         let program = quote(&self.program.to_string_lossy());
         let mut job = self.prepare.clone();
         job.push_str("find_judge\n");
-        for (number, scenario) in self.topology.scenarios.iter().enumerate() {
+        for (number, scenario) in self.scenarios.iter().enumerate() {
             let file = file(number, scenario);
             job.push_str(&format!(
                 "run {file} {program} --judge \"$judge\" --scenario {} --pages {} \
@@ -144,7 +146,7 @@ impl Demo<'_> {
         match &played {
             Some(played) => {
                 wrong.extend(mismatch(scenario, self.topology.iommu, played));
-                let count = self.topology.scenarios.len();
+                let count = self.scenarios.len();
                 let log = witness.map(|witness| witness.contradicts(number, count, played));
                 wrong.extend(log.flatten());
             }

@@ -7,21 +7,29 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use crate::git::{ask, git};
-use crate::proc::capture;
-use crate::series::{COVER_TEXT, Series, Settings};
+use crate::proc::{capture, capture_from};
+use crate::series::{COVER_TEXT, Series, Settings, Topic, git_dir};
+use crate::setup;
 use crate::tree::Tree;
 
 /// Files by their path in the repository.
 type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-/// The cover letter as a mail. It is no `.patch`, because `git am` stops at a
-/// mail that changes nothing; `git send-email patches/0*` takes it.
+/// A topic's cover letter as a mail. It is no `.patch`, because `git am` stops at
+/// a mail that changes nothing; `git send-email patches/TOPIC/0*` takes it.
 pub const COVER_MAIL: &str = "0000-cover-letter.txt";
+
+/// What a cover letter says of its base until somebody looks it up.
+fn unknown_base() -> String {
+    let version = setup::BASE_VERSION.replace('~', "-");
+    format!("(v{version}: who sends this sets base_commit in patches/series.toml)")
+}
 
 /// Writes everything; gives the paths that changed.
 pub fn write(root: &Path, tree: &Tree, series: &Series) -> Result<Vec<String>> {
@@ -51,11 +59,17 @@ pub fn drift(root: &Path, tree: &Tree, series: &Series) -> Result<Vec<String>> {
 
 /// Whether the tree's commits are those in patches/; the rest is not looked at.
 pub fn same_patches(tree: &Tree, series: &Series) -> Result<bool> {
+    // A commit that begins a topic may have been renamed: that is a change.
+    let Ok(parts) = parts(tree, &series.settings) else {
+        return Ok(false);
+    };
     let mut wanted = Files::new();
-    patches(tree, &series.settings, &mut wanted)?;
+    for part in &parts {
+        part.patches(tree, &series.settings, &mut wanted)?;
+    }
     let mut present = Files::new();
     for patch in &series.patches {
-        let name = patch.file_name().expect("a patch has a name");
+        let name = crate::series::name(patch);
         present.insert(Path::new("patches").join(name), fs::read(patch)?);
     }
     Ok(wanted == present)
@@ -77,87 +91,159 @@ fn compare(present: &Files, wanted: &Files) -> Vec<String> {
 }
 
 fn render(tree: &Tree, series: &Series) -> Result<Files> {
+    let settings = &series.settings;
     let mut files = Files::new();
-    patches(tree, &series.settings, &mut files)?;
-    let cover = series.dir.join(COVER_TEXT);
-    if cover.is_file() && tree.tip != tree.base {
-        let text = fs::read_to_string(&cover)?;
-        let mail = cover_mail(tree, &series.settings, &text)
-            .with_context(|| cover.display().to_string())?;
-        files.insert(Path::new("patches").join(COVER_MAIL), mail.into_bytes());
+    let mut ids = BTreeMap::new();
+    for part in &parts(tree, settings)? {
+        part.patches(tree, settings, &mut files)?;
+        let id = part.patch_ids(tree, &files)?;
+        ids.insert(part.topic.folder.as_str(), id);
+        let cover = series.dir.join(&part.topic.folder).join(COVER_TEXT);
+        if cover.is_file() {
+            let text = fs::read_to_string(&cover)?;
+            let needed = settings.prerequisites(part.topic).into_iter();
+            let needed = needed.flat_map(|topic| &ids[topic.folder.as_str()]);
+            let mail = part
+                .cover_mail(tree, settings, &text, needed)
+                .with_context(|| cover.display().to_string())?;
+            files.insert(part.file(COVER_MAIL), mail.into_bytes());
+        }
     }
-    mirrors(tree, &series.settings, &mut files)?;
+    mirrors(tree, settings, &mut files)?;
     Ok(files)
 }
 
-fn patches(tree: &Tree, settings: &Settings, files: &mut Files) -> Result<()> {
-    if tree.tip == tree.base {
-        return Ok(());
-    }
-    let dir = tempfile::tempdir_in(crate::series::git_dir(&tree.dir)?)?;
-    let out = dir.path().to_string_lossy();
-    let range = format!("{}..{}", tree.base, tree.tip);
-    let prefix = format!("--subject-prefix={}", settings.subject_prefix);
-    ask(
-        &tree.dir,
-        &[
-            "format-patch",
-            "--quiet",
-            "--zero-commit",
-            "--no-signature",
-            "--numbered",
-            &prefix,
-            "-o",
-            &out,
-            &range,
-        ],
-    )?;
-    for entry in fs::read_dir(dir.path())? {
-        let path = entry?.path();
-        let name = path.file_name().expect("a patch has a name");
-        files.insert(Path::new("patches").join(name), fs::read(&path)?);
-    }
-    Ok(())
+/// A topic's commits.
+struct Part<'a> {
+    topic: &'a Topic,
+    /// The commit below them.
+    base: String,
+    tip: String,
 }
 
-/// The author's text, then what git says of the series.
-fn cover_mail(tree: &Tree, settings: &Settings, text: &str) -> Result<String> {
-    let (subject, body) = text
-        .trim()
-        .split_once("\n\n")
-        .context("it needs a subject, an empty line and a text")?;
-    if subject.contains('\n') {
-        bail!("its subject is more than a line");
-    }
-    let subject = subject.trim_start_matches("# ");
+/// Finds each topic's commits by the subject of the first.
+fn parts<'a>(tree: &Tree, settings: &'a Settings) -> Result<Vec<Part<'a>>> {
     let range = format!("{}..{}", tree.base, tree.tip);
-    let count = ask(&tree.dir, &["rev-list", "--count", &range])?;
-    let author = ask(
-        &tree.dir,
-        &[
+    let log = ask(&tree.dir, &["log", "--reverse", "--format=%H %s", &range])?;
+    let mut parts: Vec<Part<'_>> = Vec::new();
+    let mut topics = settings.topics.iter().peekable();
+    for line in log.lines() {
+        let (commit, subject) = line.split_once(' ').unwrap_or((line, ""));
+        if let Some(topic) = topics.next_if(|topic| topic.first == subject) {
+            let base = parts.last().map_or(&tree.base, |part| &part.tip).clone();
+            let tip = String::new();
+            parts.push(Part { topic, base, tip });
+        }
+        let part = parts.last_mut().with_context(|| {
+            format!("series.toml has no topic whose first patch is {subject:?}")
+        })?;
+        commit.clone_into(&mut part.tip);
+    }
+    match topics.next() {
+        Some(topic) if !parts.is_empty() => bail!(
+            "{} begins with {:?} in series.toml, and no commit after those of the topics \
+             before it is called so",
+            topic.folder,
+            topic.first
+        ),
+        _ => Ok(parts),
+    }
+}
+
+impl Part<'_> {
+    fn file(&self, name: impl AsRef<Path>) -> PathBuf {
+        Path::new("patches").join(&self.topic.folder).join(name)
+    }
+
+    fn range(&self) -> String {
+        format!("{}..{}", self.base, self.tip)
+    }
+
+    fn patches(&self, tree: &Tree, settings: &Settings, files: &mut Files) -> Result<()> {
+        let dir = tempfile::tempdir_in(git_dir(&tree.dir)?)?;
+        let out = dir.path().to_string_lossy();
+        let prefix = format!("--subject-prefix={}", settings.subject_prefix);
+        ask(
+            &tree.dir,
+            &[
+                "format-patch",
+                "--quiet",
+                "--zero-commit",
+                "--no-signature",
+                "--numbered",
+                &prefix,
+                "-o",
+                &out,
+                &self.range(),
+            ],
+        )?;
+        for entry in fs::read_dir(dir.path())? {
+            let path = entry?.path();
+            let name = path.file_name().expect("a patch has a name");
+            files.insert(self.file(name), fs::read(&path)?);
+        }
+        Ok(())
+    }
+
+    /// What names the patches among `files` wherever they are applied.
+    fn patch_ids(&self, tree: &Tree, files: &Files) -> Result<Vec<String>> {
+        let mut patches = tempfile::NamedTempFile::new_in(git_dir(&tree.dir)?)?;
+        let folder = self.file("");
+        for (_, patch) in files.iter().filter(|(path, _)| path.starts_with(&folder)) {
+            patches.write_all(patch)?;
+        }
+        let mut ids = git(&tree.dir, &["patch-id", "--stable"]);
+        let ids = capture_from(&mut ids, patches.path())?;
+        let first = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+        Ok(ids.lines().map(first).collect())
+    }
+
+    /// The author's text, then what git says of the topic.
+    fn cover_mail<'i>(
+        &self,
+        tree: &Tree,
+        settings: &Settings,
+        text: &str,
+        needed: impl Iterator<Item = &'i String>,
+    ) -> Result<String> {
+        let (subject, body) = text
+            .trim()
+            .split_once("\n\n")
+            .context("it needs a subject, an empty line and a text")?;
+        if subject.contains('\n') {
+            bail!("its subject is more than a line");
+        }
+        let subject = subject.trim_start_matches("# ");
+        let range = self.range();
+        let count = ask(&tree.dir, &["rev-list", "--count", &range])?;
+        let author = [
             "log",
             "-1",
             "--format=From: %an <%ae>%nDate: %aD",
-            &tree.tip,
-        ],
-    )?;
-    let shortlog = capture(&mut git(&tree.dir, &["shortlog", "-w72,2,4", &range]))?;
-    let stat = ask(
-        &tree.dir,
-        &["diff", "--stat=72", "--summary", &tree.base, &tree.tip],
-    )?;
-    Ok(format!(
-        "From {zero} Mon Sep 17 00:00:00 2001\n{author}\n\
-         Subject: [{prefix} {none:0>width$}/{count}] {subject}\n\
-         MIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\n\
-         Content-Transfer-Encoding: 8bit\n\n{body}\n\n{shortlog}\n{stat}\n",
-        zero = "0".repeat(40),
-        prefix = settings.subject_prefix,
-        none = 0,
-        width = count.len(),
-        body = body.trim(),
-        shortlog = shortlog.trim_end().to_owned() + "\n",
-    ))
+            &self.tip,
+        ];
+        let author = ask(&tree.dir, &author)?;
+        let shortlog = capture(&mut git(&tree.dir, &["shortlog", "-w72,2,4", &range]))?;
+        let stat = ["diff", "--stat=72", "--summary", &self.base, &self.tip];
+        let stat = ask(&tree.dir, &stat)?;
+        let base = settings.base_commit.clone().unwrap_or_else(unknown_base);
+        let mut based_on = format!("\nbase-commit: {base}\n");
+        for id in needed {
+            based_on.push_str(&format!("prerequisite-patch-id: {id}\n"));
+        }
+        Ok(format!(
+            "From {zero} Mon Sep 17 00:00:00 2001\n{author}\n\
+             Subject: [{prefix} {none:0>width$}/{count}] {subject}\n\
+             MIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\n\
+             Content-Transfer-Encoding: 8bit\n\n{body}\n\n{shortlog}\n{stat}\n{based_on}",
+            zero = "0".repeat(40),
+            prefix = settings.subject_prefix,
+            none = 0,
+            width = count.len(),
+            body = body.trim(),
+            shortlog = shortlog.trim_end().to_owned() + "\n",
+        ))
+    }
 }
 
 /// Files that the series adds, below the folders that are mirrored.
@@ -192,13 +278,11 @@ fn mirrors(tree: &Tree, settings: &Settings, files: &mut Files) -> Result<()> {
 /// What lies here of the files that an export writes.
 fn present(root: &Path, settings: &Settings) -> Result<Files> {
     let mut files = Files::new();
-    for entry in fs::read_dir(root.join("patches"))? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.ends_with(".patch") || name == COVER_MAIL {
-            files.insert(Path::new("patches").join(&*name), fs::read(&path)?);
-        }
-    }
+    walk(root, Path::new("patches"), &mut files)?;
+    // What people write there.
+    files.retain(|path, _| {
+        path.extension().is_some_and(|end| end == "patch") || path.ends_with(COVER_MAIL)
+    });
     for mirror in &settings.mirrors {
         walk(root, Path::new(&mirror.to), &mut files)?;
     }

@@ -29,6 +29,11 @@ pub struct Paths {
 const HIDDEN: [&str; 3] = ["/run", "/var/log", "/var/tmp"];
 
 impl Paths {
+    /// Where machines leave what they have said and written, each in a folder of its own.
+    pub fn runs(&self) -> PathBuf {
+        self.build().join("run")
+    }
+
     /// Finds the directories, and checks those that the user gave.
     pub fn new(root: &Path, kdir: Option<&Path>, output: Option<&Path>) -> Result<Self> {
         let root = fs::canonicalize(root).with_context(|| root.display().to_string())?;

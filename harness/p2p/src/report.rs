@@ -1,5 +1,6 @@
 //! Results: counted, written as JSON and JUnit, and told at the end.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use ktap::{Case, Status};
 use quick_junit::{NonSuccessKind, Report as Junit, TestCase, TestCaseStatus, TestSuite};
 use serde::{Deserialize, Serialize};
 
+use crate::ui::seconds;
 use crate::vm::indent;
 
 /// A test and its result.
@@ -24,6 +26,9 @@ pub struct Outcome {
     pub reason: String,
     /// What was printed before.
     pub log: Vec<String>,
+    /// It failed because something that it needs is not there: an error in JUnit's words.
+    #[serde(default)]
+    pub could_not_run: bool,
 }
 
 impl Outcome {
@@ -35,6 +40,14 @@ impl Outcome {
     /// A test that failed.
     pub fn failed(suite: &str, name: &str, reason: impl Into<String>) -> Self {
         Self::new(suite, name, Status::Failed, reason.into())
+    }
+
+    /// A test that could not be run. It counts as failed.
+    pub fn could_not_run(suite: &str, name: &str, reason: impl Into<String>) -> Self {
+        Self {
+            could_not_run: true,
+            ..Self::failed(suite, name, reason)
+        }
     }
 
     /// A test that was not run.
@@ -69,6 +82,7 @@ impl Outcome {
             status,
             reason,
             log: Vec::new(),
+            could_not_run: false,
         }
     }
 }
@@ -78,6 +92,22 @@ impl Outcome {
 pub struct Report {
     /// In the order in which they came.
     pub outcomes: Vec<Outcome>,
+    /// How long each suite took, in seconds.
+    pub seconds: BTreeMap<String, f64>,
+    /// The error that ended the run early; the outcomes are those before it.
+    pub aborted: Option<String>,
+}
+
+/// Suites that the table of the slowest lists.
+const SLOWEST: usize = 10;
+
+impl From<Vec<Outcome>> for Report {
+    fn from(outcomes: Vec<Outcome>) -> Self {
+        Self {
+            outcomes,
+            ..Self::default()
+        }
+    }
 }
 
 impl Report {
@@ -92,7 +122,8 @@ impl Report {
     /// The last line of a test run.
     pub fn closing_line(&self) -> String {
         format!(
-            "{} passed, {} failed, {} skipped",
+            "{}{} passed, {} failed, {} skipped",
+            self.aborted.as_ref().map_or("", |_| "aborted: "),
             self.count(Status::Passed),
             self.count(Status::Failed),
             self.count(Status::Skipped)
@@ -124,6 +155,26 @@ impl Report {
         text
     }
 
+    /// The suites that took longest, for who wants the run to be shorter.
+    pub fn slowest(&self) -> String {
+        let mut all: Vec<_> = self.seconds.iter().collect();
+        all.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        all.truncate(SLOWEST);
+        let mut text = String::new();
+        for (suite, taken) in all {
+            let taken = seconds(Duration::from_secs_f64(*taken));
+            text.push_str(&format!("{taken:>12}  {suite}\n"));
+        }
+        text
+    }
+
+    /// Removes what an earlier run wrote, so that nobody takes it for this run's.
+    pub fn forget(dir: &Path) {
+        for file in ["report.json", "report.xml"] {
+            let _ = fs::remove_file(dir.join(file));
+        }
+    }
+
     /// Writes report.json and report.xml.
     pub fn write(&self, dir: &Path, time: Duration) -> Result<()> {
         fs::create_dir_all(dir)?;
@@ -139,6 +190,9 @@ impl Report {
         for outcome in &self.outcomes {
             let mut status = match outcome.status {
                 Status::Passed => TestCaseStatus::success(),
+                Status::Failed if outcome.could_not_run => {
+                    TestCaseStatus::non_success(NonSuccessKind::Error)
+                }
                 Status::Failed => TestCaseStatus::non_success(NonSuccessKind::Failure),
                 Status::Skipped => TestCaseStatus::skipped(),
             };
@@ -158,10 +212,20 @@ impl Report {
                 }
                 None => {
                     let mut suite = TestSuite::new(outcome.suite.clone());
+                    if let Some(taken) = self.seconds.get(&outcome.suite) {
+                        suite.set_time(Duration::from_secs_f64(*taken));
+                    }
                     suite.add_test_case(case);
                     suites.push(suite);
                 }
             }
+        }
+        if let Some(error) = &self.aborted {
+            let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+            status.set_message(error.clone());
+            let mut suite = TestSuite::new("run");
+            suite.add_test_case(TestCase::new("is not aborted", status));
+            suites.push(suite);
         }
         junit.add_test_suites(suites);
         junit
@@ -189,14 +253,62 @@ mod tests {
     use super::*;
 
     fn report() -> Report {
-        Report {
-            outcomes: vec![
-                Outcome::passed("a/x", "one"),
-                Outcome::failed("a/x", "two", "expected 1, seen 2"),
-                Outcome::skipped("b", "three", "no device"),
-                Outcome::skipped("b", "four", "no device"),
-            ],
-        }
+        Report::from(vec![
+            Outcome::passed("a/x", "one"),
+            Outcome::failed("a/x", "two", "expected 1, seen 2"),
+            Outcome::skipped("b", "three", "no device"),
+            Outcome::skipped("b", "four", "no device"),
+        ])
+    }
+
+    fn xml(report: &Report) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        report.write(dir.path(), Duration::from_secs(1)).unwrap();
+        fs::read_to_string(dir.path().join("report.xml")).unwrap()
+    }
+
+    #[test]
+    fn an_aborted_run_does_not_look_whole() {
+        let mut report = Report::from(vec![Outcome::passed("a/x", "one")]);
+        assert_eq!(report.closing_line(), "1 passed, 0 failed, 0 skipped");
+        assert_eq!(xml(&report).matches("<error").count(), 0);
+        report.aborted = Some("no QEMU".to_owned());
+        assert_eq!(
+            report.closing_line(),
+            "aborted: 1 passed, 0 failed, 0 skipped"
+        );
+        let xml = xml(&report);
+        assert!(xml.contains("<error") && xml.contains("no QEMU"), "{xml}");
+    }
+
+    #[test]
+    fn what_could_not_run_is_an_error() {
+        let report = Report::from(vec![Outcome::could_not_run("a/x", "runs", "no kernel")]);
+        assert_eq!(report.closing_line(), "0 passed, 1 failed, 0 skipped");
+        let xml = xml(&report);
+        assert_eq!(xml.matches("<error").count(), 1, "{xml}");
+        assert_eq!(xml.matches("<failure").count(), 0, "{xml}");
+    }
+
+    #[test]
+    fn the_slowest_come_first() {
+        let mut report = report();
+        report.seconds.insert("a/x".to_owned(), 5.0);
+        report.seconds.insert("b".to_owned(), 61.0);
+        let text = report.slowest();
+        assert!(
+            text.find("  b\n").unwrap() < text.find("  a/x\n").unwrap(),
+            "{text}"
+        );
+        assert!(xml(&report).contains("time=\"61.000\""), "{}", xml(&report));
+    }
+
+    #[test]
+    fn results_of_an_earlier_run_go() {
+        let dir = tempfile::tempdir().unwrap();
+        report().write(dir.path(), Duration::from_secs(1)).unwrap();
+        Report::forget(dir.path());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

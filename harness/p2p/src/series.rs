@@ -1,9 +1,10 @@
-//! The series as data: patches/series.toml and the patches beside it, and how
-//! they become commits.
+//! The series as data: patches/series.toml, a folder of patches for each topic
+//! beside it, and how they become commits.
 //!
 //! Patches are applied to an index, not to a work tree, so that a file's time
 //! changes only when its content does and a second build is short.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,21 +13,87 @@ use serde::Deserialize;
 
 use crate::git::{ask, git};
 use crate::paths::digest;
-use crate::proc::{capture, output, quote};
+use crate::proc::{capture, output, quote, tail};
 
 /// patches/series.toml
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// What a subject begins with, e.g. `RFC PATCH v2`.
     pub subject_prefix: String,
+    /// The commit of the public tree that patches are based on; the base in the
+    /// tree here has the same files, and another hash.
+    #[serde(default)]
+    pub base_commit: Option<String>,
+    /// The topics, in the order in which they can be sent.
+    #[serde(default, rename = "topic")]
+    pub topics: Vec<Topic>,
     /// Where copies of files go that the series adds.
     #[serde(default, rename = "mirror")]
     pub mirrors: Vec<Mirror>,
 }
 
+/// Patches that are sent together.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topic {
+    /// Its folder in patches/. The order of folders is that of topics, so that
+    /// `git am patches/*/*.patch` applies all.
+    pub folder: String,
+    /// The subject of its first patch: where an export begins a folder.
+    pub first: String,
+    /// Folders of the topics that it is based on.
+    #[serde(default)]
+    pub needs: Vec<String>,
+}
+
+impl Settings {
+    fn read(file: &Path) -> Result<Self> {
+        let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        Self::parse(&text).with_context(|| file.display().to_string())
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let settings: Self = toml::from_str(text)?;
+        let mut before: Vec<&str> = Vec::new();
+        for Topic { folder, needs, .. } in &settings.topics {
+            if before.last().is_some_and(|last| *last >= folder.as_str()) {
+                bail!("{folder} is not in the order of names");
+            }
+            if let Some(need) = needs.iter().find(|need| !before.contains(&need.as_str())) {
+                bail!("{folder} needs {need}, which is no topic before it");
+            }
+            before.push(folder);
+        }
+        Ok(settings)
+    }
+
+    /// The topics' folders.
+    pub fn folders(&self) -> Vec<&str> {
+        self.topics.iter().map(|topic| &*topic.folder).collect()
+    }
+
+    /// Topics by their folders.
+    pub fn picked(&self, folders: &[String]) -> Vec<&Topic> {
+        let is_picked = |topic: &&Topic| folders.contains(&topic.folder);
+        self.topics.iter().filter(is_picked).collect()
+    }
+
+    /// The topics that one is based on, with those that they are based on.
+    pub fn prerequisites(&self, topic: &Topic) -> Vec<&Topic> {
+        let mut needed: BTreeSet<&str> = topic.needs.iter().map(String::as_str).collect();
+        for other in self.topics.iter().rev() {
+            if needed.contains(other.folder.as_str()) {
+                needed.extend(other.needs.iter().map(String::as_str));
+            }
+        }
+        let is_needed = |other: &&Topic| needed.contains(other.folder.as_str());
+        self.topics.iter().filter(is_needed).collect()
+    }
+}
+
 /// A folder of the kernel tree whose new files are copied to a folder here.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mirror {
     /// In the kernel tree, with a `/` at the end.
@@ -50,25 +117,19 @@ pub struct Series {
     pub digest: String,
 }
 
-/// The cover letter's text: subject, empty line, body. [`crate::export`] makes
-/// the mail from it.
+/// The text of a topic's cover letter: subject, empty line, body. [`crate::export`]
+/// makes the mail from it.
 pub const COVER_TEXT: &str = "cover-letter.md";
 
 impl Series {
     /// Reads patches/.
     pub fn read(root: &Path) -> Result<Self> {
         let dir = root.join("patches");
-        let file = dir.join("series.toml");
-        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let settings = toml::from_str(&text).with_context(|| file.display().to_string())?;
+        let settings = Settings::read(&dir.join("series.toml"))?;
         let mut patches = Vec::new();
-        for entry in fs::read_dir(&dir)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|ext| ext == "patch") {
-                patches.push(path);
-            }
+        for topic in &settings.topics {
+            patches.extend(patches_of(&dir.join(&topic.folder))?);
         }
-        patches.sort();
         let mut all = String::new();
         for patch in &patches {
             all.push_str(&digest(&fs::read(patch)?));
@@ -81,12 +142,48 @@ impl Series {
         })
     }
 
+    /// The patches of some topics alone.
+    pub fn part(&self, topics: &[&Topic]) -> Self {
+        let is_of =
+            |patch: &&PathBuf, topic: &&Topic| patch.starts_with(self.dir.join(&topic.folder));
+        let is_in = |patch: &&PathBuf| topics.iter().any(|topic| is_of(patch, topic));
+        Self {
+            dir: self.dir.clone(),
+            settings: Settings {
+                topics: topics.iter().copied().cloned().collect(),
+                ..self.settings.clone()
+            },
+            patches: self.patches.iter().filter(is_in).cloned().collect(),
+            digest: self.digest.clone(),
+        }
+    }
+
+    /// Why each topic does not apply to `base` and the topics that it needs alone;
+    /// nothing if it does.
+    pub fn apply_alone(&self, tree: &Path, base: &str) -> Result<Vec<(String, Option<String>)>> {
+        let scratch = scratch(tree)?;
+        let (clean, index) = (scratch.path().join("clean"), scratch.path().join("index"));
+        capture(git(tree, &["read-tree", base]).env("GIT_INDEX_FILE", &clean))?;
+        let mut found = Vec::new();
+        for topic in &self.settings.topics {
+            fs::copy(&clean, &index)?;
+            let mut topics = self.settings.prerequisites(topic);
+            topics.push(topic);
+            let mut apply = git(tree, &["apply", "--cached", "--whitespace=nowarn"]);
+            apply
+                .args(self.part(&topics).patches)
+                .env("GIT_INDEX_FILE", &index);
+            let (status, _, err) = output(&mut apply)?;
+            let trouble = (!status.success()).then(|| tail(&err, 10));
+            found.push((topic.folder.clone(), trouble));
+        }
+        Ok(found)
+    }
+
     /// Puts the patches on `base` and gives the last commit. Neither a work
     /// tree nor a branch is touched.
-    pub fn apply(&self, tree: &Path, base: &str, on: impl Fn(&Path)) -> Result<String> {
-        let scratch = tempfile::Builder::new()
-            .prefix("p2p-apply-")
-            .tempdir_in(git_dir(tree)?)?;
+    pub fn apply(&self, tree: &Path, base: &str, how: How, on: impl Fn(&Path)) -> Result<String> {
+        let scratch = scratch(tree)?;
         let index = scratch.path().join("index");
         if !self.patches.is_empty() {
             capture(git(tree, &["read-tree", base]).env("GIT_INDEX_FILE", &index))?;
@@ -99,11 +196,38 @@ impl Series {
                 index: &index,
                 scratch: scratch.path(),
                 patch,
+                how,
             }
             .commit(&last)?;
         }
         Ok(last)
     }
+}
+
+/// What a patch is called: its folder and file.
+pub fn name(patch: &Path) -> String {
+    let mut parts: Vec<_> = patch.iter().rev().take(2).collect();
+    parts.reverse();
+    PathBuf::from_iter(parts).display().to_string()
+}
+
+/// Patches in a folder, in order; none if it is not there.
+pub fn patches_of(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut patches = Vec::new();
+    if dir.is_dir() {
+        for entry in fs::read_dir(dir)? {
+            patches.push(entry?.path());
+        }
+    }
+    patches.retain(|path| path.extension().is_some_and(|ext| ext == "patch"));
+    patches.sort();
+    Ok(patches)
+}
+
+fn scratch(tree: &Path) -> Result<tempfile::TempDir> {
+    Ok(tempfile::Builder::new()
+        .prefix("p2p-apply-")
+        .tempdir_in(git_dir(tree)?)?)
 }
 
 /// The directory where `tree` keeps what belongs to it alone.
@@ -119,6 +243,16 @@ struct Applying<'a> {
     index: &'a Path,
     scratch: &'a Path,
     patch: &'a Path,
+    how: How,
+}
+
+/// How patches are applied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// As it is: who gets a topic has no other blobs.
+    Exactly,
+    /// Exactly first; a user's own tree may need the common ancestor.
+    ThreeWay,
 }
 
 /// What `git mailinfo` finds in a patch.
@@ -164,11 +298,15 @@ impl Applying<'_> {
 
     fn apply(&self, diff: &Path, parent: &str) -> Result<()> {
         let mut complaint = String::new();
-        // Exactly first; a user's own tree may need the common ancestor.
-        for how in [&["--cached"][..], &["--cached", "--3way"]] {
+        let ways = [&["--cached"][..], &["--cached", "--3way"]];
+        let ways = match self.how {
+            How::Exactly => &ways[..1],
+            How::ThreeWay => &ways[..],
+        };
+        for how in ways {
             let mut command = git(self.tree, &["apply", "--whitespace=nowarn"]);
             command
-                .args(how)
+                .args(*how)
                 .arg(diff)
                 .env("GIT_INDEX_FILE", self.index);
             let (status, _, err) = output(&mut command)?;
@@ -191,7 +329,7 @@ impl Applying<'_> {
 
     /// Says which patch and hunk, and how to go on.
     fn refusal(&self, complaint: &str, diff: &str, parent: &str) -> String {
-        let name = self.patch.file_name().unwrap_or_default().to_string_lossy();
+        let name = name(self.patch);
         let tree = quote(&self.tree.to_string_lossy());
         let patch = quote(&self.patch.to_string_lossy());
         format!(

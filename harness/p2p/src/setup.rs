@@ -24,7 +24,7 @@ const VIRTME_NG: &str = "1.42";
 
 /// The package that holds the base, and the version the series is made for.
 const BASE_PACKAGE: &str = "linux-source-7.3";
-const BASE_VERSION: &str = "7.3~rc7";
+pub const BASE_VERSION: &str = "7.3~rc7";
 const BASE_SUITES: [&str; 2] = ["experimental", "sid"];
 
 /// Programs that [`tools`] has made sure of.

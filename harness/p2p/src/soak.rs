@@ -123,7 +123,7 @@ mod tests {
         outcome.log = log.map(str::to_owned).to_vec();
         let other = Outcome::passed("stress/switch", "a quiet kernel log");
         let outcomes = vec![outcome, other];
-        let totals = totals(&Report { outcomes });
+        let totals = totals(&Report::from(outcomes));
         assert_eq!(totals, "stress/switch: seed 7, 9 steps\n");
     }
 }

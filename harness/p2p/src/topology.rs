@@ -39,13 +39,15 @@ pub struct Topology {
     /// Whether an IOMMU translates: peer addresses are then IOVAs.
     #[serde(default)]
     pub iommu: bool,
+    /// What a NIC's requests may be.
+    pub requests: Requests,
     /// `P2PTEST_EXPECT` of the selftests.
     pub expect: String,
     /// Text in the reasons for which selftests may skip here.
     #[serde(default)]
     pub skips: Vec<String>,
-    /// What the demo plays.
-    #[serde(rename = "scenario")]
+    /// What the demo plays. Without one, the topology is for jobs that name it.
+    #[serde(rename = "scenario", default)]
     pub scenarios: Vec<Scenario>,
 }
 
@@ -67,8 +69,18 @@ pub struct Nic {
     pub bus: String,
 }
 
+/// What the driver of a NIC may have it send, by where the NIC is.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Requests {
+    /// With addresses that were translated beforehand (ATS).
+    pub ats: bool,
+    /// To a peer with relaxed ordering.
+    pub relaxed_at_peer: bool,
+}
+
 /// A scenario of p2p_demo and what must come of it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// p2p_demo's name for it.
@@ -95,6 +107,8 @@ pub struct Machine {
     pub properties: String,
     /// QEMU's `-global`, for devices that are not named in a topology.
     pub globals: Vec<String>,
+    /// The kernel's command line.
+    pub append: Vec<String>,
     /// What counting machines have besides.
     pub counting: Counting,
     /// What parallel machines have besides.
@@ -138,9 +152,8 @@ impl Models<'_> {
 pub struct Counting {
     /// QEMU's `-icount`.
     pub icount: String,
-    /// The kernel's command line.
-    pub append: Vec<String>,
-    /// Added to it for jobs of tests; the demo and the benchmark go without.
+    /// Added to the kernel's command line for jobs of tests; the demo and the benchmark go
+    /// without.
     pub append_for_tests: Vec<String>,
 }
 
@@ -150,7 +163,7 @@ pub struct Counting {
 pub struct Parallel {
     /// QEMU's `-accel`.
     pub accel: String,
-    /// The kernel's command line.
+    /// Added to the kernel's command line.
     pub append: Vec<String>,
 }
 
@@ -174,11 +187,12 @@ impl Machine {
     }
 
     /// The kernel's command line in a machine of this kind.
-    pub fn append(&self, kind: Kind) -> &[String] {
-        match kind {
-            Kind::Counting => &self.counting.append,
+    pub fn append(&self, kind: Kind) -> impl Iterator<Item = &String> {
+        let own = match kind {
+            Kind::Counting => &[][..],
             Kind::Parallel => &self.parallel.append,
-        }
+        };
+        self.append.iter().chain(own)
     }
 
     /// QEMU's arguments for a kind of machine in a topology; `icount`, if not this
@@ -228,7 +242,7 @@ pub struct Topologies {
 }
 
 /// The order of tables; others follow by name.
-const ORDER: [&str; 7] = [
+const ORDER: [&str; 8] = [
     "switch",
     "host-bridge",
     "iommu",
@@ -236,6 +250,7 @@ const ORDER: [&str; 7] = [
     "two-gpus",
     "blocked",
     "no-p2p",
+    "many",
 ];
 
 impl Topologies {
@@ -274,7 +289,7 @@ impl Topologies {
         })
     }
 
-    /// All, in the order of tables.
+    /// All of them, in the order of tables.
     pub fn all(&self) -> Vec<&Topology> {
         let place = |topology: &&Topology| {
             ORDER
@@ -293,23 +308,25 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     toml::from_str(&text).with_context(|| path.display().to_string())
 }
 
-impl Topology {
-    fn check(&self) -> Result<()> {
-        for scenario in &self.scenarios {
-            if scenario.peer + scenario.home > scenario.pages {
-                bail!(
-                    "scenario {}: more pages expected than there are",
-                    scenario.name
-                );
-            }
-            if (scenario.peer == 0) != (scenario.kind == "host") {
-                bail!(
-                    "scenario {}: kind and peer contradict each other",
-                    scenario.name
-                );
-            }
+impl Scenario {
+    /// Whether what is expected can come of it.
+    pub fn check(&self) -> Result<()> {
+        if self.peer + self.home > self.pages {
+            bail!("scenario {}: more pages expected than there are", self.name);
+        }
+        if (self.peer == 0) != (self.kind == "host") {
+            bail!(
+                "scenario {}: kind and peer contradict each other",
+                self.name
+            );
         }
         Ok(())
+    }
+}
+
+impl Topology {
+    fn check(&self) -> Result<()> {
+        self.scenarios.iter().try_for_each(Scenario::check)
     }
 
     /// CPU and devices, as QEMU's arguments.
@@ -332,9 +349,10 @@ impl Topology {
         }
         for (n, gpu) in self.gpus.iter().enumerate() {
             if models.pascal.is_some() {
-                // A write is over when it is done: the judge looks right after it.
-                let posted = json!({ "x-no-posted-writes": true });
-                add("-device", vfio_user(&gpu.bus, &pascal(n), posted));
+                // Writes take half of the time if QEMU does not wait for each. A ConnectX
+                // does, once at their end; edu cannot, and the judge looks right after it.
+                let waits = json!({ "x-no-posted-writes": !models.has_connectx(kind) });
+                add("-device", vfio_user(&gpu.bus, &pascal(n), waits));
                 continue;
             }
             let size = &gpu.vram;
@@ -404,7 +422,6 @@ mod tests {
                     .qemu(kind, &Models::default(), None, topology);
                 assert!(args.iter().all(|arg| !arg.contains(' ')), "{args:?}");
             }
-            assert!(!topology.scenarios.is_empty());
         }
         let error = topologies.get("swich").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
@@ -441,6 +458,14 @@ mod tests {
         let pascal = with(Kind::Parallel, &models);
         assert!(pascal.contains("pascal0.sock") && pascal.contains("-device edu,bus=rp1"));
         assert!(!pascal.contains("ivshmem") && !pascal.contains("connectx"));
+        // Only a ConnectX waits until its writes have arrived.
+        assert!(pascal.contains(r#""x-no-posted-writes":true"#), "{pascal}");
+        let models = Models {
+            edu: false,
+            ..models
+        };
+        let both = with(Kind::Parallel, &models);
+        assert!(both.contains(r#""x-no-posted-writes":false"#), "{both}");
         let models = Models::default();
         let other = topologies
             .machine
@@ -464,6 +489,7 @@ mod tests {
         let text = |peer: u64, home: u64, kind: &str| {
             format!(
                 "summary=''\nkernel=''\ncpu=''\ndevices=[]\ngpus=[]\nnics=[]\nexpect=''\n\
+                 requests={{ats=false,relaxed_at_peer=false}}\n\
                  [[scenario]]\nname='x'\npages=8\nkind='{kind}'\npeer={peer}\nhome={home}\n"
             )
         };

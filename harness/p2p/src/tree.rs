@@ -18,7 +18,7 @@ use crate::export;
 use crate::git::{ask, commit, git, head_of_repository};
 use crate::paths::Paths;
 use crate::proc::{capture, tail};
-use crate::series::{Series, git_dir};
+use crate::series::{self, How, Series, Topic, git_dir};
 use crate::setup;
 use crate::ui::Ui;
 
@@ -171,6 +171,25 @@ impl Tree {
         Ok(dir)
     }
 
+    /// A topic alone, on the topics that it needs. They are its base. The work tree
+    /// is that of all topics.
+    pub fn topic(&self, series: &Series, topic: &Topic, ui: &Ui) -> Result<Self> {
+        let step = ui.step(format!("tree: {} alone", topic.folder));
+        let on = |patch: &Path| step.at(series::name(patch));
+        let needed = series.part(&series.settings.prerequisites(topic));
+        let base = needed.apply(&self.dir, &self.base, How::Exactly, on)?;
+        let tip = series
+            .part(&[topic])
+            .apply(&self.dir, &base, How::Exactly, on)?;
+        step.done("applied");
+        Ok(Self {
+            dir: self.dir.clone(),
+            base,
+            tip,
+            source: self.source.clone(),
+        })
+    }
+
     /// The series in a work tree of its own, to be changed there. What an
     /// interrupted run has left is dropped.
     pub fn aside(&self, paths: &Paths, ui: &Ui, name: &str, what: &str) -> Result<Self> {
@@ -206,8 +225,8 @@ fn rebuild(tree: &mut Tree, series: &Series, ui: &Ui) -> Result<()> {
         series.patches.len(),
         tree.source
     ));
-    tree.tip = series.apply(&tree.dir, &tree.base, |patch| {
-        step.at(patch.file_name().unwrap_or_default().to_string_lossy());
+    tree.tip = series.apply(&tree.dir, &tree.base, How::ThreeWay, |patch| {
+        step.at(series::name(patch));
     })?;
     // No branch moves before all of it has applied.
     ask(&tree.dir, &["branch", "--quiet", "-f", "base", &tree.base])?;

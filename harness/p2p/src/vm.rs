@@ -143,7 +143,7 @@ const LAST_LINE: &str = "harness: the job has ended";
 impl Booter<'_> {
     /// Where the machine of that name has its files.
     pub fn dir(&self, name: &str) -> PathBuf {
-        self.paths.build().join("run").join(name)
+        self.paths.runs().join(name)
     }
 
     /// The lines that load modules, with the parameters that they have in a topology.
@@ -185,7 +185,7 @@ impl Booter<'_> {
         let time = start.elapsed();
         let witness = match boot.kind {
             Kind::Counting => None,
-            Kind::Parallel => Some(model::end(models)?),
+            Kind::Parallel => Some(model::end(models, boot.topology.requests)?),
         };
         let console = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let job = fs::read_to_string(dir.join("out/status")).ok();
@@ -247,7 +247,7 @@ impl Booter<'_> {
         self.ui.say(format!("+ {}", shown(&command)));
         crate::proc::interactive(&mut command)?;
         judge.close(&dir);
-        if let Some(trouble) = model::end(models)? {
+        if let Some(trouble) = model::end(models, boot.topology.requests)? {
             self.ui.say(trouble);
         }
         Ok(())
@@ -320,9 +320,16 @@ impl Booter<'_> {
         }
         // Without CONFIG_BLOCK the kernel takes 9p for root only if it has a name.
         command.args(["--append", "root=/dev/root"]);
+        if limits.is_some() {
+            // What was read of the host's files stays: nobody changes them meanwhile. Else
+            // each program that starts reads itself and its libraries anew.
+            let flags = "version=9p2000.L,trans=virtio,access=any,msize=524288,cache=loose";
+            let bin = self.paths.root.join("harness/guest/bin");
+            command.args(["--append", &format!("rootflags={flags}")]);
+            command.args(["--append", &format!("PATH={}", bin.display())]);
+        }
         let kinds = self.machine.append(boot.kind);
-        let append = [kinds, &boot.topology.append, boot.append];
-        for arg in append.into_iter().flatten() {
+        for arg in kinds.chain(&boot.topology.append).chain(boot.append) {
             command.arg("--append").arg(arg);
         }
         let mut qemu = self

@@ -2,10 +2,14 @@
 //! model knows of no claim: it moves bytes, and the log says where they were.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::topology::Requests;
 use crate::vm::indent;
 
 /// A line of the log. Fields that are not named here do not matter here.
@@ -15,6 +19,8 @@ enum Event {
     Dma {
         to: String,
         len: u64,
+        ats: bool,
+        ro: bool,
     },
     Command {
         name: String,
@@ -53,7 +59,7 @@ pub fn conversations(log: &str) -> Result<Vec<Conversation>> {
     for (number, line) in log.lines().enumerate() {
         let event = serde_json::from_str(line).with_context(|| format!("line {}", number + 1))?;
         match event {
-            Event::Dma { to, len } => {
+            Event::Dma { to, len, .. } => {
                 let current = all.last_mut().expect("it is never empty");
                 let moved = current.0.entry(to).or_default();
                 moved.bytes += len;
@@ -87,6 +93,47 @@ pub fn conversations(log: &str) -> Result<Vec<Conversation>> {
         );
     }
     Ok(all)
+}
+
+/// How requests of a NIC go against what they may be in its topology, with the log's lines;
+/// or why its log does not tell.
+pub fn forbidden(log: &Path, may: Requests) -> Option<String> {
+    let read = || -> Result<_> {
+        let mut all = BTreeMap::<_, (usize, Vec<String>)>::new();
+        for line in BufReader::new(File::open(log)?).lines() {
+            let line = line?;
+            // Logs are long, and few requests are anything but plain.
+            if !line.contains("true") {
+                continue;
+            }
+            let Event::Dma { to, ats, ro, .. } = serde_json::from_str(&line)? else {
+                continue;
+            };
+            let broken = [
+                (ats && !may.ats, "ATS"),
+                (
+                    ro && !may.relaxed_at_peer && is_vram(&to),
+                    "relaxed ordering at a peer",
+                ),
+            ];
+            for (_, what) in broken.iter().filter(|(is_broken, _)| *is_broken) {
+                let (count, lines) = all.entry(*what).or_default();
+                *count += 1;
+                if lines.len() < LINES {
+                    lines.push(line.clone());
+                }
+            }
+        }
+        Ok(all)
+    };
+    let told = match read() {
+        Ok(all) => Vec::from_iter(all.iter().map(|(what, (count, lines))| {
+            let lines = indent(&lines.join("\n"));
+            format!("{count} DMAs with {what}, which this topology excludes:\n{lines}")
+        })),
+        Err(error) => vec![format!("{}: {error:#}", log.display())],
+    };
+    (!told.is_empty()).then(|| told.join("\n"))
 }
 
 fn is_ram(place: &str) -> bool {
@@ -171,6 +218,60 @@ mod tests {
         assert!(missing.contains(r#""n":4,"us":13"#), "{missing}");
         assert!(all[0].contradicts(0).is_some());
         assert!(all[1].contradicts(1).is_some());
+    }
+
+    fn forbidden_in(log: &str, may: Requests) -> Option<String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), log).unwrap();
+        forbidden(file.path(), may)
+    }
+
+    const PLAIN: Requests = Requests {
+        ats: false,
+        relaxed_at_peer: false,
+    };
+
+    #[test]
+    fn ats_is_told_where_a_topology_excludes_it() {
+        assert_eq!(forbidden_in(LOG, PLAIN), None);
+        let log = LOG.replace(r#""ats":false"#, r#""ats":true"#);
+        let told = forbidden_in(&log, PLAIN).unwrap();
+        assert!(told.starts_with("4 DMAs with ATS, "), "{told}");
+        assert!(
+            told.contains(r#"    {"n":3,"us":12,"event":"dma""#),
+            "{told}"
+        );
+        assert_eq!(told.lines().count(), 1 + LINES, "{told}");
+        let may = Requests { ats: true, ..PLAIN };
+        assert_eq!(forbidden_in(&log, may), None);
+    }
+
+    #[test]
+    fn relaxed_ordering_is_told_only_at_a_peer() {
+        let log = LOG.replace(r#""ro":false"#, r#""ro":true"#);
+        for place in ["vram1", "bus"] {
+            let told = forbidden_in(&log.replace("vram1", place), PLAIN).unwrap();
+            assert!(told.starts_with("1 DMAs with relaxed ordering"), "{told}");
+            assert!(
+                told.contains(r#"    {"n":4,"us":13,"event":"dma""#),
+                "{told}"
+            );
+            assert_eq!(told.lines().count(), 2, "{told}");
+        }
+        assert_eq!(forbidden_in(&log.replace("vram1", "ram"), PLAIN), None);
+        let may = Requests {
+            relaxed_at_peer: true,
+            ..PLAIN
+        };
+        assert_eq!(forbidden_in(&log, may), None);
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_read_says_nothing_good() {
+        let told = forbidden(Path::new("/nowhere/log"), PLAIN).unwrap();
+        assert!(told.starts_with("/nowhere/log: "), "{told}");
+        let told = forbidden_in(r#"{"event":"dma","ro":true}"#, PLAIN).unwrap();
+        assert!(told.contains("missing field"), "{told}");
     }
 
     #[test]

@@ -139,6 +139,17 @@ impl Gpu {
         self.witness.event(&Event::Power { what: &what });
     }
 
+    /// Whether nothing answers, as in D3. Who uses the device then does not know that it is
+    /// off, which is a violation.
+    pub fn is_silent(&mut self, bar: &str, at: u64) -> bool {
+        let is_off = !self.is_on();
+        if is_off {
+            let what = format!("{bar} was used at {at:#x} in D3");
+            self.witness.violation(&what);
+        }
+        is_off
+    }
+
     /// Reads registers.
     pub fn read(&mut self, at: u64, data: &mut [u8]) {
         let mut done = 0;

@@ -14,7 +14,7 @@ use pascal::witness::Witness;
 /// Serves a Pascal GPU (GP106) to one QEMU, and ends with it.
 ///
 /// Exit status: 0, or 1 if a rule of the witness was broken, or 2 if the device could
-/// not be served.
+/// not be served, or 3 if the machine's RAM is not shared memory.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -30,7 +30,7 @@ struct Arguments {
     /// Keep video memory in this file
     #[arg(long)]
     vram_file: Option<PathBuf>,
-    /// Size of BAR1, 16M to 256M
+    /// Size of BAR1, 4M to 256M
     #[arg(long, default_value = "256M", value_parser = size)]
     bar1: u64,
     /// Let the copy engine fail after so many transfers: its channel ends, and so does
@@ -70,8 +70,8 @@ fn main() -> ExitCode {
 }
 
 fn serve(arguments: &Arguments) -> Result<bool> {
-    if !(16 << 20..=256 << 20).contains(&arguments.bar1) || !arguments.bar1.is_power_of_two() {
-        bail!("--bar1 is to be a power of two from 16M to 256M");
+    if !(4 << 20..=256 << 20).contains(&arguments.bar1) || !arguments.bar1.is_power_of_two() {
+        bail!("--bar1 is to be a power of two from 4M to 256M");
     }
     if registers::vram_size(arguments.vram).is_none() {
         bail!("--vram is to be less than 64M times a power of two, as 512M or 6G");

@@ -25,6 +25,15 @@ pub fn listen(socket: &Path, bar1: u64) -> Result<Server> {
     server::listen(socket, &bars, VECTORS)
 }
 
+/// What nouveau calls the BAR of a region: BAR1 is of 64 bits, and BAR2 comes after it.
+fn bar(region: u32) -> &'static str {
+    match region {
+        VFIO_PCI_BAR0_REGION_INDEX => "BAR0",
+        VFIO_PCI_BAR1_REGION_INDEX => "BAR1",
+        _ => "BAR2",
+    }
+}
+
 /// The device, as vfio-user sees it.
 pub struct Served(pub Gpu);
 
@@ -33,6 +42,7 @@ impl ServerBackend for Served {
         let gpu = &mut self.0;
         match region {
             VFIO_PCI_CONFIG_REGION_INDEX => gpu.config.read(at, data),
+            _ if gpu.is_silent(bar(region), at) => data.fill(0xff),
             VFIO_PCI_BAR0_REGION_INDEX => gpu.read(at, data),
             VFIO_PCI_BAR1_REGION_INDEX => gpu.bar1_read(at, data),
             VFIO_PCI_BAR3_REGION_INDEX => gpu.bar2_read(at, data),
@@ -45,6 +55,7 @@ impl ServerBackend for Served {
         let gpu = &mut self.0;
         match region {
             VFIO_PCI_CONFIG_REGION_INDEX => gpu.config_write(at, data),
+            _ if gpu.is_silent(bar(region), at) => {}
             VFIO_PCI_BAR0_REGION_INDEX => gpu.write(at, data),
             VFIO_PCI_BAR1_REGION_INDEX => gpu.bar1_write(at, data),
             VFIO_PCI_BAR3_REGION_INDEX => gpu.bar2_write(at, data),
@@ -61,7 +72,8 @@ impl ServerBackend for Served {
         size: u64,
         file: Option<File>,
     ) -> io::Result<()> {
-        server::dma_map(&mut self.0.memory, flags, offset, address, size, file)
+        let memory = &mut self.0.memory;
+        server::dma_map("pascal", memory, flags, offset, address, size, file)
     }
 
     fn dma_unmap(&mut self, flags: DmaUnmapFlags, address: u64, size: u64) -> io::Result<()> {

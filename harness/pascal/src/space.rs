@@ -118,6 +118,13 @@ impl Vram {
         Ok(Self { file, size })
     }
 
+    /// That of a model which runs, to look at it from outside.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let size = file.metadata()?.len();
+        Ok(Self { file, size })
+    }
+
     /// Bytes.
     pub fn size(&self) -> u64 {
         self.size

@@ -142,27 +142,6 @@ fn what_is_not_well_formed_is_handed_back_so() {
 }
 
 #[test]
-fn memory_that_is_not_shared_is_told_once() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
-        return;
-    };
-    let ring = Ring::new(&mut bench, 0);
-    assert!(!bench.device.told_not_shared);
-    bench.device.memory.unmap(0, 1);
-    ring.run(&mut bench, |_, _| {});
-    assert!(!bench.device.told_not_shared, "there is no memory at all");
-    bench
-        .device
-        .memory
-        .map(0, crate::testing::RAM, None, 0, true)
-        .unwrap();
-    ring.run(&mut bench, |_, _| {});
-    assert!(bench.device.told_not_shared);
-    let told = bench.device.witness.first_violations.last().unwrap();
-    assert!(told.contains("NotShared"), "{told}");
-}
-
-#[test]
 fn commands_that_are_too_short_or_too_large_are_refused() {
     let Some(mut bench) = Bench::new(Scheme::Transport) else {
         return;

@@ -110,6 +110,35 @@ fn a_write_arrives_and_completes() {
     );
 }
 
+/// The judge goes by these bits of each request, which the driver has chosen with the key.
+#[test]
+fn the_log_tells_of_ats_and_of_relaxed_ordering_for_each_direction() {
+    let Some(mut t) = Ends::new() else { return };
+    let l = &t.bench.device.l.mkc;
+    let cases = [
+        (None, (false, false)),
+        (Some(l.ma_translation_mode), (true, false)),
+        (Some(l.relaxed_ordering_write), (false, true)),
+        (Some(l.relaxed_ordering_read), (false, false)),
+    ];
+    for (field, expected) in cases {
+        let key = t.bench.device.mkeys.get_mut(&(t.to_key >> 8)).unwrap();
+        let before = key.context.clone();
+        if let Some(field) = field {
+            field.set(&mut key.context, 1);
+        }
+        t.write(t.from_key, t.to_key, 0x20_0000, 8);
+        let lines = t.bench.lines();
+        let last = lines.iter().rfind(|line| line["dir"] == "write").unwrap();
+        assert_eq!(
+            (&last["ats"], &last["ro"]),
+            (&expected.0.into(), &expected.1.into())
+        );
+        let key = t.bench.device.mkeys.get_mut(&(t.to_key >> 8)).unwrap();
+        key.context = before;
+    }
+}
+
 #[test]
 fn a_read_fetches() {
     let Some(mut t) = Ends::new() else { return };

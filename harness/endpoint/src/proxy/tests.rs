@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 
 /// A proxy with a socket of its own, and both of its ends.
@@ -17,6 +19,9 @@ fn fixture() -> Fixture {
     let client = proxy.client();
     let proxy = thread::spawn(move || proxy.run());
     let qemu = UnixStream::connect(&path).unwrap();
+    // What does not come is a failure, and no test that hangs.
+    qemu.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
     let (server, _) = UnixListener::from(behind).accept().unwrap();
     Fixture {
         _dir: dir,
@@ -62,11 +67,13 @@ fn what_qemu_says_is_passed_on_and_what_it_answers_is_not() {
             address: 0x1234_5678,
             access: Access::Read(3),
         });
-        let write = client.ask(&Question {
-            address: 0xffff_ffff_f000,
-            access: Access::Write(vec![9; 8]),
+        let [one, other] = [0, 1].map(|_| {
+            client.ask(&Question {
+                address: 0xffff_ffff_f000,
+                access: Access::Write(vec![9; 8]),
+            })
         });
-        (read, write)
+        (read, one, other)
     });
     let question = receive(&f.qemu).unwrap().unwrap();
     let header = Header::of(&question.bytes);
@@ -81,9 +88,19 @@ fn what_qemu_says_is_passed_on_and_what_it_answers_is_not() {
     assert_eq!(question.bytes[32..40], [9; 8]);
     let id = Header::of(&question.bytes).id;
     send(&f.qemu, &raw(id, DMA_WRITE, REPLY | ERROR, 14, &[])).unwrap();
-    let (read, write) = asks.join().unwrap();
+    // What was written has arrived when a read from there comes back.
+    let question = receive(&f.qemu).unwrap().unwrap();
+    let id = Header::of(&question.bytes).id;
+    send(&f.qemu, &raw(id, DMA_WRITE, REPLY, 0, &[0; 16])).unwrap();
+    let question = receive(&f.qemu).unwrap().unwrap();
+    let header = Header::of(&question.bytes);
+    assert_eq!(header.command, DMA_READ);
+    assert_eq!(question.bytes[16..24], 0xffff_ffff_f000u64.to_ne_bytes());
+    assert!(!asks.is_finished());
+    send(&f.qemu, &raw(header.id, DMA_READ, REPLY, 0, &[0; 17])).unwrap();
+    let (read, one, other) = asks.join().unwrap();
     assert_eq!(read, Ok(vec![4, 5, 6]));
-    assert_eq!(write, Err(14));
+    assert_eq!((one, other), (Err(14), Ok(Vec::new())));
 
     // QEMU goes: so does who waits for it.
     let client = Arc::clone(&f.client);

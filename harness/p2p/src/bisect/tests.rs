@@ -82,10 +82,10 @@ fn warnings_of_rustc_and_modpost() {
 fn results_are_kept_for_what_they_are_of() {
     let dir = tempfile::tempdir().unwrap();
     let paths = paths(dir.path());
-    let mut rows = Rows::read(&paths);
+    let mut rows = Rows::read(&paths, "");
     rows.put(row("i386", 2, None)).unwrap();
     rows.put(row("i386", 1, Some("error: no"))).unwrap();
-    let mut rows = Rows::read(&paths);
+    let mut rows = Rows::read(&paths, "");
     assert!(rows.passed("i386", 2, "k"));
     assert!(!rows.passed("i386", 2, "another tree"));
     assert!(!rows.passed("i386", 1, "k"), "what failed is done again");
@@ -93,15 +93,21 @@ fn results_are_kept_for_what_they_are_of() {
     rows.put(row("i386", 1, None)).unwrap();
     assert_eq!(rows.all.len(), 2);
     assert!(rows.all.iter().all(Row::passed));
+    // A topic alone is another series: its patches have numbers of their own.
+    assert!(Rows::read(&paths, "1-mm").all.is_empty());
 
     // A clone goes on from what Documentation shows.
     let shown = paths.root.join("Documentation");
     fs::create_dir(&shown).unwrap();
-    fs::rename(paths.results().join(JSON), shown.join(JSON)).unwrap();
-    let mut rows = Rows::read(&paths);
+    fs::rename(
+        paths.results().join("bisect.json"),
+        shown.join("bisect.json"),
+    )
+    .unwrap();
+    let mut rows = Rows::read(&paths, "");
     assert!(rows.passed("i386", 2, "k"));
     rows.put(row("i386", 2, Some("error: no"))).unwrap();
-    assert!(!Rows::read(&paths).passed("i386", 2, "k"));
+    assert!(!Rows::read(&paths, "").passed("i386", 2, "k"));
 }
 
 #[test]
@@ -122,7 +128,8 @@ fn the_table_and_what_failed() {
         "{table}"
     );
     assert!(lines[3].contains(" - "), "{table}");
-    let told = failures(&rows);
+    assert!(failures(&rows, "1-mm").contains("make bisect ONLY=1-mm,i386/1"));
+    let told = failures(&rows, "");
     assert!(
         told.contains("error: no") && told.contains("make bisect ONLY=i386/1"),
         "{told}"
@@ -253,6 +260,7 @@ impl Toy {
                 machine: &topologies.machine,
             },
             topologies: &topologies,
+            scope: "",
         }
         .run(&Only::new(only))
         .unwrap()
@@ -322,7 +330,7 @@ fn a_patch_to_what_is_not_read_leaves_all_as_it_was() {
     };
     assert!(log(1).exists() && !log(2).exists());
     // What is in the output directory is that of another patch.
-    fs::remove_file(toy.paths.results().join(JSON)).unwrap();
+    fs::remove_file(toy.paths.results().join("bisect.json")).unwrap();
     let rows = toy.run(Some("2"));
     assert!(!rows[0].as_before);
 }

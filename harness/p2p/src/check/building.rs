@@ -30,7 +30,7 @@ pub fn objects(
     builder: &Builder<'_>,
     step: &Step<'_>,
 ) -> Result<Vec<Outcome>> {
-    let output = checker.paths.output.join("check");
+    let output = checker.output();
     let make = configured(checker, builder, "check", &output, step)?;
     let files = checker.touched(&[".c", ".rs"]);
     let (targets, left_out) = targets(&checker.tree.dir, &files, &checker.settings.targets);
@@ -101,7 +101,10 @@ fn configured<'a>(
         arch: None,
         llvm: true,
     };
-    let wanted = config::wanted(&checker.paths.root, &checker.settings.fragments)?;
+    let mut wanted = config::wanted(&checker.paths.root, &checker.settings.fragments)?;
+    if !checker.has_all() {
+        wanted = config::defined(make.source, &checker.tree.tip, &wanted)?;
+    }
     fs::create_dir_all(make.output)?;
     let refused = make.configure(&config::text(&wanted), &wanted, step)?;
     if !refused.is_empty() {
@@ -163,7 +166,7 @@ fn object(tree: &Path, file: &str) -> Option<String> {
 
 /// The documentation of the kernel's crates.
 pub fn rustdoc(checker: &Checker<'_>, builder: &Builder<'_>, step: &Step<'_>) -> Result<Outcome> {
-    let output = checker.paths.output.join("check");
+    let output = checker.output();
     let make = configured(checker, builder, "check-rustdoc", &output, step)?;
     let jobs = format!("-j{}", builder.jobs);
     let mut arguments = vec![jobs.as_str()];

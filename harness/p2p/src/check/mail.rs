@@ -7,17 +7,14 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::{Checker, outcome};
+use crate::export::COVER_MAIL;
 use crate::git::{ask, git};
 use crate::proc::{output, tail};
 use crate::report::Outcome;
+use crate::series::name;
 
 /// What body lines may have, as checkpatch counts.
 const WIDTH: usize = 75;
-
-fn name(patch: &Path) -> String {
-    let name = patch.file_name().unwrap_or_default();
-    name.to_string_lossy().into_owned()
-}
 
 /// `git am` of all patches to the base, in a work tree that holds only the files
 /// they touch.
@@ -60,6 +57,14 @@ fn apply(checker: &Checker<'_>, dir: &Path) -> Result<Option<String>> {
     let tip = format!("{}^{{tree}}", checker.tree.tip);
     let meant = ask(&checker.tree.dir, &["rev-parse", &tip])?;
     Ok((made != meant).then(|| "it applies, and gives another tree than the commits".to_owned()))
+}
+
+/// Each topic by itself, on those that it needs: whoever is sent it has no others.
+pub fn topics(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
+    let tree = checker.tree;
+    let found = checker.series.apply_alone(&tree.dir, &tree.base)?;
+    let outcome = |(topic, trouble): (String, _)| Outcome::unless("topics", &topic, trouble);
+    Ok(found.into_iter().map(outcome).collect())
 }
 
 /// The kernel's own style check, on each patch. Who sends a patch signs it off:
@@ -107,24 +112,26 @@ pub fn checkpatch(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
 /// What `b4 prep --check` and those who read patches expect of a mail.
 pub fn mail(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let series = &checker.series;
-    let count = series.patches.len();
+    let prefix = &series.settings.subject_prefix;
     let mut outcomes = Vec::new();
-    for (number, patch) in series.patches.iter().enumerate() {
-        let text = fs::read_to_string(patch)?;
-        let prefix = &series.settings.subject_prefix;
-        let trouble = faults(&text, prefix, number + 1, count);
-        let trouble = (!trouble.is_empty()).then(|| trouble.join("\n"));
-        outcomes.push(Outcome::unless("mail", &name(patch), trouble));
+    for topic in &series.settings.topics {
+        let patches = series.part(&[topic]).patches;
+        for (number, patch) in patches.iter().enumerate() {
+            let text = fs::read_to_string(patch)?;
+            let trouble = faults(&text, prefix, number + 1, patches.len());
+            let trouble = (!trouble.is_empty()).then(|| trouble.join("\n"));
+            outcomes.push(Outcome::unless("mail", &name(patch), trouble));
+        }
+        let cover = series.dir.join(&topic.folder).join(COVER_MAIL);
+        let trouble = match fs::read_to_string(&cover) {
+            Err(error) => Some(format!("{}: {error}", checker.paths.short(&cover))),
+            Ok(text) => ["EDITME", "*** SUBJECT HERE ***", "*** BLURB HERE ***"]
+                .iter()
+                .find(|word| text.contains(**word))
+                .map(|word| format!("it says {word}")),
+        };
+        outcomes.push(Outcome::unless("mail", &name(&cover), trouble));
     }
-    let cover = series.dir.join(crate::export::COVER_MAIL);
-    let trouble = match fs::read_to_string(&cover) {
-        Err(error) => Some(format!("{}: {error}", checker.paths.short(&cover))),
-        Ok(text) => ["EDITME", "*** SUBJECT HERE ***", "*** BLURB HERE ***"]
-            .iter()
-            .find(|word| text.contains(**word))
-            .map(|word| format!("it says {word}")),
-    };
-    outcomes.push(Outcome::unless("mail", "the cover letter", trouble));
     Ok(outcomes)
 }
 
@@ -213,7 +220,9 @@ pub fn codespell(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let scratch = tempfile::tempdir_in(checker.paths.build())?;
     for patch in &checker.series.patches {
         let text = ours(&fs::read_to_string(patch)?);
-        fs::write(scratch.path().join(name(patch)), text)?;
+        let file = scratch.path().join(name(patch));
+        fs::create_dir_all(file.parent().expect("it has a folder"))?;
+        fs::write(file, text)?;
     }
     let mut command = Command::new("codespell");
     command

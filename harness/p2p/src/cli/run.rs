@@ -101,6 +101,7 @@ impl Run<'_> {
             Command::HwTest { sysroot, perftest } => {
                 return hw::run(paths, ui, sysroot, perftest);
             }
+            Command::Doctor(_) => unreachable!("it was carried out without all this"),
             Command::Shell { only } => self.shell(only.as_deref().unwrap_or("switch"))?,
             Command::Clean => self.clean()?,
         }
@@ -164,26 +165,47 @@ impl Run<'_> {
     }
 
     fn check(&self, only: &Only) -> Result<Verdict> {
+        let series = Series::read(&self.paths.root)?;
+        let folders = series.settings.folders();
         let names = check::QUICK.iter().chain(&check::BUILDING);
-        let names: Vec<_> = ["style", "drift"].iter().chain(names).copied().collect();
-        only.check(&names)?;
+        let names: Vec<_> = OF_REPOSITORY.iter().chain(names).copied().collect();
+        only.check(&[names.as_slice(), &folders].concat())?;
+        let (topics, only) = only.split(&folders);
         let start = Instant::now();
         let (tools, tree) = self.tools_and_tree()?;
-        let builder = self.builder(&tools, &tree, &self.compiler);
-        let checker = Checker::new(self.paths, &tree)?;
         let mut report = Report::default();
-        for name in names.into_iter().filter(|name| only.picks(name)) {
-            report.outcomes.extend(if check::QUICK.contains(&name) {
-                checker.quick(self.ui, name)?
-            } else if check::BUILDING.contains(&name) {
-                checker.building(&builder, name)?
-            } else {
-                own::run(name, self.paths, self.ui, &tree)?
-            });
+        let mut look = |tree: &tree::Tree, series: Series, left_out: &[&str]| {
+            let builder = self.builder(&tools, tree, &self.compiler);
+            let checker = Checker::new(self.paths, tree, series)?;
+            let picked = names.iter().filter(|name| only.picks(name));
+            for name in picked.filter(|name| !left_out.contains(name)) {
+                report.outcomes.extend(if check::QUICK.contains(name) {
+                    checker.quick(self.ui, name)?
+                } else if check::BUILDING.contains(name) {
+                    checker.building(&builder, name)?
+                } else {
+                    own::run(name, self.paths, self.ui, tree)?
+                });
+            }
+            anyhow::Ok(())
+        };
+        let picked = series.settings.picked(&topics);
+        for topic in &picked {
+            let alone = tree.topic(&series, topic, self.ui)?;
+            let what = "tree: one for single topics";
+            let alone = alone.aside(self.paths, self.ui, "topic/linux", what)?;
+            look(&alone, series.part(&[topic]), &OF_REPOSITORY)?;
+        }
+        if picked.is_empty() {
+            look(&tree, series, &[])?;
         }
         let dir = self.paths.results().join("check");
         self.tell(&report, &dir, start, |outcome| {
-            format!("make check ONLY={}", outcome.suite)
+            let words = topics.iter().chain([&outcome.suite]);
+            format!(
+                "make check ONLY={}",
+                Vec::from_iter(words.cloned()).join(",")
+            )
         })?;
         println!("{}", report.closing_line());
         Ok(verdict(&report))
@@ -198,7 +220,7 @@ impl Run<'_> {
         repeat: impl Fn(&Outcome) -> String,
     ) -> Result<()> {
         report.write(dir, start.elapsed())?;
-        print!("{}", report.tell(repeat));
+        print!("{}", report.tell(|outcome| self.again(outcome, &repeat)));
         println!(
             "results: {} ({})",
             self.paths.short(dir),
@@ -207,22 +229,43 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// What to do about a failure: the command that repeats it, and where its logs are.
+    fn again(&self, outcome: &Outcome, repeat: impl Fn(&Outcome) -> String) -> String {
+        let logs = self.paths.runs().join(&outcome.suite);
+        let logs = logs.is_dir().then(|| self.paths.short(&logs).to_string());
+        let logs = logs.map(|dir| format!("\n    logs: {dir}"));
+        format!("{}{}", repeat(outcome), logs.unwrap_or_default())
+    }
+
     fn bisect(&self, only: &Only) -> Result<Verdict> {
         let topologies = Topologies::read(&self.paths.root)?;
+        let series = Series::read(&self.paths.root)?;
+        let (topics, only) = only.split(&series.settings.folders());
         let (tools, tree) = self.tools_and_tree()?;
-        let rows = Bisect {
-            paths: self.paths,
-            builder: &self.builder(&tools, &tree, &self.compiler),
-            booter: &self.booter(&tools, &topologies),
-            topologies: &topologies,
+        let mut passed = true;
+        let mut walk = |tree: &tree::Tree, scope: &str| {
+            let bisect = Bisect {
+                paths: self.paths,
+                builder: &self.builder(&tools, tree, &self.compiler),
+                booter: &self.booter(&tools, &topologies),
+                topologies: &topologies,
+                scope,
+            };
+            let rows = bisect.run(&only)?;
+            let failures = bisect.failures(&rows);
+            println!("\n{}{failures}", bisect::table(&rows));
+            println!("table: {}", self.paths.short(&bisect.table_file()));
+            passed &= rows.iter().all(bisect::Row::passed);
+            anyhow::Ok(())
+        };
+        let picked = series.settings.picked(&topics);
+        for topic in &picked {
+            walk(&tree.topic(&series, topic, self.ui)?, &topic.folder)?;
         }
-        .run(only)?;
-        println!("\n{}{}", bisect::table(&rows), bisect::failures(&rows));
-        println!(
-            "table: {}",
-            self.paths.short(&self.paths.results().join("bisect.md"))
-        );
-        Ok(if rows.iter().all(bisect::Row::passed) {
+        if picked.is_empty() {
+            walk(&tree, "")?;
+        }
+        Ok(if passed {
             Verdict::Passed
         } else {
             Verdict::Failed
@@ -250,13 +293,16 @@ impl Run<'_> {
         jobs.retain(Job::is_demo);
         only.check(&Vec::from_iter(jobs.iter().map(|job| &job.name)))?;
         jobs.retain(|job| only.picks(&job.name));
+        let results = self.paths.results().join("demo.json");
+        // If this run ends early, nobody takes the last run's table for its own.
+        let _ = fs::remove_file(&results);
         let needed = kernels_for(&Vec::from_iter(&jobs), &kernels);
         let (tools, tree) = self.tools_and_tree()?;
         self.qemu_for(&jobs)?;
         let builder = self.builder(&tools, &tree, &self.compiler);
         let booter = self.booter(&tools, &topologies);
         let found = Mutex::new(Vec::new());
-        let build = |name: &str| builder.one(&kernels, name);
+        let build = |name: &str| builder.one(&kernels, name).map(|()| true);
         let run = |(number, job, demo): (usize, &Job<'_>, Demo<'_>)| {
             let (rows, ran) = demo.play(&booter)?;
             let (name, topology) = (&job.name, demo.topology);
@@ -297,38 +343,41 @@ impl Run<'_> {
             rows.extend(played);
         }
         fs::create_dir_all(self.paths.results())?;
-        fs::write(
-            self.paths.results().join("demo.json"),
-            serde_json::to_string_pretty(&rows)?,
-        )?;
+        fs::write(&results, serde_json::to_string_pretty(&rows)?)?;
         println!("\n{}", demo::table(&rows));
-        print!("{}", report.tell(demo::repeat));
+        print!(
+            "{}",
+            report.tell(|outcome| self.again(outcome, demo::repeat))
+        );
         Ok(verdict(&report))
     }
 
     fn test(&self, only: &Only) -> Result<Verdict> {
-        let status_file = self.paths.results().join("status");
-        fs::create_dir_all(self.paths.results())?;
-        let _ = fs::remove_file(&status_file);
+        let results = self.paths.results();
+        let status_file = results.join("status");
+        fs::create_dir_all(&results)?;
+        Report::forget(&results);
+        for file in [&status_file, &results.join("closing-line")] {
+            let _ = fs::remove_file(file);
+        }
         let start = Instant::now();
         let report = Mutex::new(Report::default());
         let result = self.test_all(only, &report);
-        let report = report.into_inner().expect("no panic holds it");
+        let mut report = report.into_inner().expect("no panic holds it");
+        report.aborted = result.as_ref().err().map(|error| format!("{error:#}"));
         let result = result.map(|()| verdict(&report));
         let usage = status_of(&result) == status::USAGE;
         fs::write(&status_file, status_of(&result).to_string())?;
         if !usage && !proc::interrupted() {
-            self.tell(&report, &self.paths.results(), start, |outcome| {
+            self.tell(&report, &results, start, |outcome| {
                 format!("make test ONLY={}", outcome.suite)
             })?;
-            if let Err(error) = &result {
-                println!("not everything could be run: {error:#}");
+            print!("slowest:\n{}", report.slowest());
+            if let Some(error) = &report.aborted {
+                println!("aborted, not everything was run: {error}");
             }
             let closing_line = report.closing_line();
-            fs::write(
-                self.paths.results().join("closing-line"),
-                format!("{closing_line}\n"),
-            )?;
+            fs::write(results.join("closing-line"), format!("{closing_line}\n"))?;
             println!("{closing_line}");
         }
         result
@@ -356,9 +405,15 @@ impl Run<'_> {
                 .outcomes
                 .extend(outcomes);
         };
+        let took = |suite: &str, start: Instant| {
+            let taken = start.elapsed().as_secs_f64();
+            let mut report = report.lock().expect("no panic holds it");
+            report.seconds.insert(suite.to_owned(), taken);
+        };
         // Before any kernel is built: what they say is there early.
         let look = |tree: &tree::Tree| {
-            let checker = Checker::new(self.paths, tree)?;
+            let series = Series::read(&self.paths.root)?;
+            let checker = Checker::new(self.paths, tree, series)?;
             let looks = own::NAMES.iter().chain(&check::QUICK);
             let looks = looks.copied().filter(|name| only.picks(name)).collect();
             run_all(looks, self.jobs(), |name| {
@@ -396,13 +451,23 @@ impl Run<'_> {
         let booter = self.booter(&tools, &topologies);
         let build = |name: &str| {
             let kernel = kernels.get(name)?;
-            let is_skipped = is_empty && kernel.tree == Source::Series;
-            match (kernels.is_test(name), is_skipped) {
-                (false, _) => builder.one(&kernels, name)?,
-                (true, false) => add(vec![build_as_test(&builder, &kernels, name)?]),
-                (true, true) => add(skipped(name)),
+            let is_test = kernels.is_test(name);
+            if is_test && is_empty && kernel.tree == Source::Series {
+                add(skipped(name));
+                return Ok(false);
             }
-            Ok(())
+            let start = Instant::now();
+            let trouble = broken(builder.one(&kernels, name))?;
+            took(name, start);
+            let is_built = trouble.is_none();
+            if is_test || !is_built {
+                add(vec![Outcome::unless(
+                    name,
+                    "built without a warning",
+                    trouble,
+                )]);
+            }
+            Ok(is_built)
         };
         let run = |job: &Job<'_>| {
             let start = Instant::now();
@@ -413,7 +478,8 @@ impl Run<'_> {
                 let run = || job.run(&booter, self.paths);
                 Kept::new(self.paths).or_find(&job.name, inputs, run)?
             };
-            let part = Report { outcomes };
+            took(&job.name, start);
+            let part = Report::from(outcomes);
             let how = if was_kept {
                 kept::SAID.to_owned()
             } else {
@@ -425,7 +491,11 @@ impl Run<'_> {
             Ok(())
         };
         let names = kernels.in_order(&names);
-        run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
+        let left = run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
+        for job in left {
+            let reason = format!("a kernel is not built: {}", job.needs().join(" or "));
+            add(vec![Outcome::could_not_run(&job.name, "runs", reason)]);
+        }
         let mut report = report.lock().expect("no panic holds it");
         for same in &plan.same {
             let outcome = same.compare(&report.outcomes);
@@ -470,7 +540,7 @@ impl Run<'_> {
         let booter = self.booter(&tools, &topologies);
         let start = Instant::now();
         let report = Mutex::new(Report::default());
-        let build = |name: &str| builder.one(&kernels, name);
+        let build = |name: &str| builder.one(&kernels, name).map(|()| true);
         let run = |job: &Job<'_>| {
             let start = Instant::now();
             let outcomes = job.run(&booter, self.paths)?;
@@ -547,7 +617,7 @@ impl Run<'_> {
     fn clean(&self) -> Result<()> {
         let mut dirs = vec![
             self.paths.results(),
-            self.paths.build().join("run"),
+            self.paths.runs(),
             self.paths.build().join("logs"),
         ];
         for name in Kernels::read(&self.paths.root)?.names() {
@@ -557,8 +627,8 @@ impl Run<'_> {
             }
         }
         dirs.extend(bisect::outputs(self.paths)?);
-        let others = ["check", "check-docs", mutants::KERNEL, coverage::KERNEL];
-        let others = others.iter().chain(&mutants::SLOTS);
+        let others = ["check-docs", mutants::KERNEL, coverage::KERNEL];
+        let others = others.iter().chain(&check::OUTPUTS).chain(&mutants::SLOTS);
         dirs.extend(others.map(|name| self.paths.output.join(name)));
         for dir in dirs {
             if dir.is_dir() && !dir.is_symlink() {
@@ -571,6 +641,9 @@ impl Run<'_> {
     }
 }
 
+/// Checks that look at this repository, and not at a topic.
+const OF_REPOSITORY: [&str; 2] = ["style", "drift"];
+
 fn verdict(report: &Report) -> Verdict {
     match report.count(Status::Failed) {
         0 => Verdict::Passed,
@@ -578,11 +651,12 @@ fn verdict(report: &Report) -> Verdict {
     }
 }
 
-/// A kernel that it is a test to build.
-fn build_as_test(builder: &Builder<'_>, kernels: &Kernels, name: &str) -> Result<Outcome> {
-    let trouble = match builder.one(kernels, name) {
-        Ok(()) => None,
-        Err(error) => Some(error.downcast::<Broken>()?.to_string()),
-    };
-    Ok(Outcome::unless(name, "built without a warning", trouble))
+/// Why a kernel could not be built, if its sources are the reason. Other errors, and
+/// Ctrl-C, end the run.
+fn broken(built: Result<()>) -> Result<Option<String>> {
+    match built {
+        Ok(()) => Ok(None),
+        Err(error) if proc::interrupted() => Err(error),
+        Err(error) => Ok(Some(error.downcast::<Broken>()?.to_string())),
+    }
 }

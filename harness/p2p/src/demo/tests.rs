@@ -97,7 +97,7 @@ fn the_table_has_a_line_per_scenario() {
 /// What a model wrote of DMA of VRAM by one process each.
 fn witness(bytes: &[u64]) -> Witness {
     let log = bytes.iter().map(|bytes| {
-        let dma = format!(r#"{{"event":"dma","to":"vram0","len":{bytes}}}"#);
+        let dma = format!(r#"{{"event":"dma","to":"vram0","len":{bytes},"ats":false,"ro":false}}"#);
         format!("{dma}\n{{\"event\":\"command\",\"name\":\"DESTROY_QP\"}}\n")
     });
     let sum: u64 = bytes.iter().sum();

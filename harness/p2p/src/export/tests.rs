@@ -1,12 +1,14 @@
 use super::*;
 
-use crate::series::Series;
+use crate::series::{How, Series};
 
-const SETTINGS: &str = "subject_prefix = 'RFC PATCH'\n\
+const SETTINGS: &str = "subject_prefix = 'RFC PATCH'\nbase_commit = 'abcd'\n\
+    [[topic]]\nfolder = '1-mm'\nfirst = 'mm: change'\n\
+    [[topic]]\nfolder = '2-test'\nfirst = 'test: add'\nneeds = ['1-mm']\n\
     [[mirror]]\nfrom = 'rust/kernel/'\nto = 'rust/kernel/'\n\
     [[mirror]]\nfrom = 'drivers/test/'\nto = 'rust/drivers/'\nkeep = ['README.md']\n";
 
-/// A repository with an exported series of two commits.
+/// A repository with an exported series of two topics: two commits, and one.
 struct Scene {
     dir: tempfile::TempDir,
 }
@@ -25,18 +27,20 @@ impl Scene {
             "mm: change",
             &[("mm/hmm.c", "new\n"), ("rust/kernel/mm/hmm.rs", "//\n")],
         );
+        scene.commit("mm: again", &[("mm/hmm.c", "newer\n")]);
         scene.commit(
             "test: add",
             &[("drivers/test/gpu.rs", "// gpu\n"), ("other/x", "x\n")],
         );
         scene.put("patches/series.toml", SETTINGS);
         scene.put(
-            "patches/cover-letter.md",
+            "patches/1-mm/cover-letter.md",
             "mm: all of it\n\nWhy it is good.\n",
         );
+        scene.put("patches/2-test/cover-letter.md", "test: it\n\nTests.\n");
         scene.put("rust/drivers/README.md", "ours\n");
         let changes = write(&scene.root(), &scene.tree(), &scene.series()).unwrap();
-        assert_eq!(changes.len(), 5, "{changes:?}");
+        assert_eq!(changes.len(), 7, "{changes:?}");
         scene
     }
 
@@ -108,17 +112,17 @@ fn an_export_leaves_no_drift() {
 #[test]
 fn the_cover_letter_is_a_mail() {
     let scene = Scene::new();
-    let mail = scene.get("patches/0000-cover-letter.txt");
+    let mail = scene.get("patches/1-mm/0000-cover-letter.txt");
     assert!(
         mail.contains("\nSubject: [RFC PATCH 0/2] mm: all of it\n"),
         "{mail}"
     );
     assert!(
-        mail.contains("\n\nWhy it is good.\n\nA (2):\n  mm: change\n  test: add\n"),
+        mail.contains("\n\nWhy it is good.\n\nA (2):\n  mm: change\n  mm: again\n"),
         "{mail}"
     );
-    assert!(mail.contains(" 4 files changed"), "{mail}");
-    let patch = scene.get("patches/0001-mm-change.patch");
+    assert!(mail.contains(" 2 files changed"), "{mail}");
+    let patch = scene.get("patches/1-mm/0001-mm-change.patch");
     assert!(
         patch.contains("Subject: [RFC PATCH 1/2] mm: change"),
         "{patch}"
@@ -136,24 +140,75 @@ fn every_side_that_changes_is_drift() {
     assert_eq!(scene.drift(), ["too much: rust/kernel/stale.rs"]);
 
     let scene = Scene::new();
-    fs::remove_file(scene.root().join("patches/0002-test-add.patch")).unwrap();
-    assert_eq!(scene.drift(), ["missing:  patches/0002-test-add.patch"]);
+    fs::remove_file(scene.root().join("patches/2-test/0001-test-add.patch")).unwrap();
+    assert_eq!(
+        scene.drift(),
+        ["missing:  patches/2-test/0001-test-add.patch"]
+    );
 
     let scene = Scene::new();
-    scene.put("patches/cover-letter.md", "mm: all of it\n\nBetter.\n");
-    assert_eq!(scene.drift(), ["differs:  patches/0000-cover-letter.txt"]);
+    scene.put("patches/1-mm/cover-letter.md", "mm: all of it\n\nBetter.\n");
+    assert_eq!(
+        scene.drift(),
+        ["differs:  patches/1-mm/0000-cover-letter.txt"]
+    );
 
     let scene = Scene::new();
-    scene.commit("mm: more", &[("mm/hmm.c", "newer\n")]);
+    scene.commit("mm: more", &[("mm/hmm.c", "newest\n")]);
     assert!(!scene.drift().is_empty());
     assert!(!same_patches(&scene.tree(), &scene.series()).unwrap());
+}
+
+#[test]
+fn the_cover_letter_says_what_a_topic_is_based_on() {
+    let scene = Scene::new();
+    let mail = scene.get("patches/1-mm/0000-cover-letter.txt");
+    assert!(mail.ends_with("\nbase-commit: abcd\n"), "{mail}");
+    let mail = scene.get("patches/2-test/0000-cover-letter.txt");
+    let mut wanted = "\nbase-commit: abcd\n".to_owned();
+    for patch in ["0001-mm-change.patch", "0002-mm-again.patch"] {
+        let patch = scene.root().join("patches/1-mm").join(patch);
+        let mut ids = git(&scene.root(), &["patch-id", "--stable"]);
+        let id = capture_from(&mut ids, &patch).unwrap();
+        let id = id.split(' ').next().unwrap();
+        wanted.push_str(&format!("prerequisite-patch-id: {id}\n"));
+    }
+    assert!(mail.ends_with(&wanted), "{mail}\n{wanted}");
+
+    // Not known here, but to those who have that tree.
+    let settings = SETTINGS.replace("base_commit = 'abcd'\n", "");
+    scene.put("patches/series.toml", &settings);
+    write(&scene.root(), &scene.tree(), &scene.series()).unwrap();
+    let mail = scene.get("patches/1-mm/0000-cover-letter.txt");
+    assert!(mail.contains("\nbase-commit: (v7.3-rc7: "), "{mail}");
+}
+
+#[test]
+fn a_topic_begins_with_the_commit_that_is_called_so() {
+    let scene = Scene::new();
+    scene.put(
+        "patches/series.toml",
+        &SETTINGS.replace("test: add", "test: new"),
+    );
+    let error = drift(&scene.root(), &scene.tree(), &scene.series()).unwrap_err();
+    assert!(error.to_string().contains("2-test begins with"), "{error}");
+    assert!(!same_patches(&scene.tree(), &scene.series()).unwrap());
+    scene.put(
+        "patches/series.toml",
+        &SETTINGS.replace("mm: change", "mm: new"),
+    );
+    let error = drift(&scene.root(), &scene.tree(), &scene.series()).unwrap_err();
+    assert!(error.to_string().contains("\"mm: change\""), "{error}");
 }
 
 #[test]
 fn patches_apply_to_what_they_came_from() {
     let scene = Scene::new();
     let tree = scene.tree();
-    let last = scene.series().apply(&tree.dir, &tree.base, |_| ()).unwrap();
+    let last = scene
+        .series()
+        .apply(&tree.dir, &tree.base, How::Exactly, |_| ())
+        .unwrap();
     let treeish =
         |commit: &str| ask(&tree.dir, &["rev-parse", &format!("{commit}^{{tree}}")]).unwrap();
     assert_eq!(treeish(&last), treeish(&tree.tip));
@@ -162,6 +217,6 @@ fn patches_apply_to_what_they_came_from() {
 #[test]
 fn a_cover_letter_without_a_body_is_refused() {
     let scene = Scene::new();
-    scene.put("patches/cover-letter.md", "only a subject\n");
+    scene.put("patches/1-mm/cover-letter.md", "only a subject\n");
     assert!(drift(&scene.root(), &scene.tree(), &scene.series()).is_err());
 }

@@ -1,11 +1,13 @@
 //! Kernel configurations: fragments are put together, and what was asked for
 //! is compared with what Kconfig made of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+
+use crate::git::ask;
 
 /// Options and their values; `n` for "is not set".
 pub type Options = BTreeMap<String, String>;
@@ -24,6 +26,22 @@ pub fn wanted(root: &Path, fragments: &[String]) -> Result<Options> {
         options.extend(fragment(root, name)?);
     }
     Ok(options)
+}
+
+/// Those options that the tree has at a commit: others come with later patches.
+pub fn defined(tree: &Path, commit: &str, wanted: &Options) -> Result<Options> {
+    let pattern = "^[[:space:]]*(menu)?config[[:space:]]+[A-Za-z0-9_]+";
+    let args = ["grep", "-hoE", pattern, commit, "--", "*Kconfig*"];
+    let there = ask(tree, &args)?;
+    let there: BTreeSet<_> = there
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .collect();
+    Ok(wanted
+        .iter()
+        .filter(|(name, _)| there.contains(name.trim_start_matches("CONFIG_")))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect())
 }
 
 /// The options as Kconfig reads them.

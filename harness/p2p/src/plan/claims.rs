@@ -70,10 +70,10 @@ mod tests {
     #[test]
     fn claims_are_those_of_the_log() {
         // 4096 bytes of VRAM in the first conversation, none in the second.
-        let log = r#"{"event":"dma","to":"vram0","len":4096}
+        let log = r#"{"event":"dma","to":"vram0","len":4096,"ats":false,"ro":false}
 {"event":"command","name":"DESTROY_QP"}
 {"event":"command","name":"DESTROY_QP"}
-{"event":"dma","to":"ram","len":64}
+{"event":"dma","to":"ram","len":64,"ats":false,"ro":false}
 {"event":"command","name":"DESTROY_QP"}
 {"event":"end","ram_bytes":64,"peer_bytes":4096}
 "#;

@@ -42,7 +42,6 @@ fn the_plan_of_this_repository() {
             "{} has no floor",
             job.name
         );
-        assert!(job.is_parallel() || job.spec.commands.is_empty());
         for script in &job.spec.prepare {
             assert!(guest_script(&root(), script).is_file(), "{script}");
         }
@@ -61,8 +60,9 @@ fn the_plan_of_this_repository() {
             assert!(jobs.iter().any(|job| job.name == *name), "{name}");
         }
     }
-    // Every topology is judged.
-    for topology in topologies.all() {
+    // Every topology that has scenarios is judged.
+    let has_scenarios = |t: &&&crate::topology::Topology| !t.scenarios.is_empty();
+    for topology in topologies.all().iter().filter(has_scenarios) {
         assert!(
             jobs.iter()
                 .any(|job| job.name == format!("demo/{}", topology.name))
@@ -93,6 +93,23 @@ fn job<'a>(topology: &'a Topology) -> Job<'a> {
         topology,
         spec: toml::from_str("name='selftest'\ntopologies=[]\nlimit=1\n").unwrap(),
     }
+}
+
+#[test]
+fn what_a_job_plays_itself_must_be_possible() {
+    let spec = |peer: u64| -> Spec {
+        let text = format!(
+            "name='demo'\ntopologies=['switch']\nscenarios='a/b'\nlimit=1\n\
+             [[scenario]]\nname='thp'\npages=8\nkind='bus_addr'\npeer={peer}\nhome=4\n"
+        );
+        toml::from_str(&text).unwrap()
+    };
+    spec(4).check().unwrap();
+    let error = format!("{:#}", spec(5).check().unwrap_err());
+    assert!(
+        error.contains("job demo: scenario thp: more pages"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -212,7 +229,7 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
     let failures = |ran: &Ran| {
         let mut outcomes = of_machine("demo/switch", ran, &[], &paths);
         outcomes.retain(|outcome| outcome.status == Status::Failed);
-        crate::report::Report { outcomes }.tell(crate::demo::repeat)
+        crate::report::Report::from(outcomes).tell(crate::demo::repeat)
     };
     let (_dir, good) = ran("[ 0.0] Linux\n", &[]);
     assert_eq!(failures(&good), "");
@@ -234,15 +251,17 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
     let picked = |only: &str| {
         let only = Only::new(Some(only));
         only.check(&names).unwrap();
-        Vec::from_iter(names.iter().copied().filter(|name| only.picks(name)))
+        let mut picked = Vec::from_iter(names.iter().copied().filter(|name| only.picks(name)));
+        picked.sort_unstable();
+        picked
     };
     assert_eq!(picked(repeat.trim()), ["demo/switch"]);
     assert_eq!(
         picked("switch"),
         [
-            "demo/switch",
             "demo-mlx5/switch",
-            "demo-nouveau-mlx5/switch"
+            "demo-nouveau-mlx5/switch",
+            "demo/switch"
         ]
     );
 }
@@ -290,6 +309,12 @@ fn what_only_picks() {
     assert_eq!(picked("drift, demo"), 2);
     assert!(Only::new(Some("swich")).check(&names).is_err());
     assert!(Only::new(Some("it")).check(&names).is_err());
+
+    let (topics, rest) = Only::new(Some("07-rdma,drift")).split(&["06-hmm", "07-rdma"]);
+    assert_eq!(topics, ["07-rdma"]);
+    assert!(rest.picks("drift") && !rest.picks("07-rdma"));
+    let (topics, rest) = Only::new(Some("07-rdma")).split(&["07-rdma"]);
+    assert!(topics == ["07-rdma"] && rest.all());
 }
 
 #[test]
@@ -313,7 +338,7 @@ fn a_job_runs_once_its_kernels_are_there() {
             // Time for a job to run too early.
             std::thread::sleep(std::time::Duration::from_millis(10));
             built.lock().unwrap().push(kernel.to_owned());
-            Ok(())
+            Ok(true)
         };
         let jobs = vec![vec!["plain"], vec!["debug", "base"], vec!["base"], vec![]];
         let kernels = ["base", "debug", "plain"];
@@ -366,6 +391,9 @@ fn what_a_kind_of_machine_cannot_have() {
     assert!(check("icount='shift=0'") && check("machine='parallel'\nconnectx=['--x']"));
     assert!(!check("machine='parallel'\nicount='shift=0'"));
     assert!(!check("connectx=['--x']"));
+    let own = "[[scenario]]\nname='thp'\npages=1\nkind='bus_addr'\npeer=1\nhome=0";
+    assert!(check(&format!("scenarios='p2pdma/p2p_demo'\n{own}")));
+    assert!(!check(own));
 }
 
 #[test]
@@ -405,7 +433,8 @@ fn of_what_can_run_the_first_does() {
         Ok(())
     };
     let kernels = ["base", "plain"];
-    run_as_built(jobs.clone(), Vec::clone, &kernels, 1, |_| Ok(()), run).unwrap();
+    let left = run_as_built(jobs.clone(), Vec::clone, &kernels, 1, |_| Ok(true), run);
+    assert!(left.unwrap().is_empty());
     assert_eq!(ran.into_inner().unwrap(), jobs);
 }
 
@@ -426,12 +455,26 @@ fn nobody_waits_for_a_build_that_panics() {
 }
 
 #[test]
-fn what_is_not_built_is_not_run() {
+fn a_kernel_that_cannot_be_used_costs_only_its_own_jobs() {
+    let ran = Mutex::new(Vec::new());
+    let run = |job| {
+        ran.lock().unwrap().push(job);
+        Ok(())
+    };
+    let jobs = vec![vec!["debug"], vec!["plain"], vec!["plain", "debug"]];
+    let build = |kernel: &str| Ok(kernel != "debug");
+    let left = run_as_built(jobs, Vec::clone, &["debug", "plain"], 2, build, run).unwrap();
+    assert_eq!(*ran.lock().unwrap(), [["plain"]]);
+    assert_eq!(left, [vec!["debug"], vec!["plain", "debug"]]);
+}
+
+#[test]
+fn nothing_runs_after_an_error() {
     let build = |kernel: &str| {
         if kernel == "debug" {
             bail!("no")
         } else {
-            Ok(())
+            Ok(true)
         }
     };
     let ran = Mutex::new(0);

@@ -31,7 +31,9 @@ impl Scene {
         put(&author.join("mm/hmm.c"), "one\n2\nthree\n");
         save(&author, "mm: two is 2");
         let patches = scene.root().join("patches");
-        put(&patches.join("series.toml"), "subject_prefix = 'PATCH'\n");
+        let settings = "subject_prefix = 'PATCH'\n\
+            [[topic]]\nfolder = '1-mm'\nfirst = 'mm: two is 2'\n";
+        put(&patches.join("series.toml"), settings);
         put(&scene.root().join("qemu/kernels.toml"), "");
         scene.format(&author);
         scene
@@ -65,7 +67,7 @@ impl Scene {
 
     /// Makes patches/ from the last commit of a tree.
     fn format(&self, tree: &Path) {
-        let patches = self.root().join("patches");
+        let patches = self.root().join("patches/1-mm");
         for patch in Series::read(&self.root()).unwrap().patches {
             fs::remove_file(patch).unwrap();
         }

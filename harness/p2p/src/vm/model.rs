@@ -1,7 +1,8 @@
 //! The devices of a parallel machine that are models, each a process of its own to which
 //! QEMU speaks vfio-user: a ConnectX (harness/connectx) for a NIC, a Pascal
 //! (harness/pascal) for a GPU. A model is also a witness: it ends with status 1 if the
-//! guest has broken a rule, and says which.
+//! guest has broken a rule, and says which. With another status it has failed, or refuses
+//! the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use anyhow::{Result, bail};
 use super::indent;
 use crate::paths::Paths;
 use crate::proc::{Background, background, interrupted, tail};
-use crate::topology::{self, Models, vram};
+use crate::topology::{self, Models, Requests, vram};
+use crate::witness::forbidden;
 
 /// How soon it listens.
 const START: Duration = Duration::from_secs(10);
@@ -49,6 +51,7 @@ pub struct Setting<'a> {
 /// A model that runs; ended when dropped.
 pub struct Model {
     process: Background,
+    device: Device,
     dir: PathBuf,
     name: String,
 }
@@ -110,6 +113,7 @@ impl Model {
             }
         }
         let mut model = Self {
+            device,
             process: background(&mut command, &dir.join(format!("{name}.err")))?,
             dir: dir.to_owned(),
             name,
@@ -186,11 +190,15 @@ impl Model {
     }
 }
 
-/// The machine has ended, and so must its models; gives what they complain of.
-pub fn end(models: Vec<Model>) -> Result<Option<String>> {
+/// The machine has ended, and so must its models; gives what they complain of, and which
+/// requests of a NIC ought not to have been sent.
+pub fn end(models: Vec<Model>, may: Requests) -> Result<Option<String>> {
     let mut all = Vec::new();
     for model in models {
+        let log = model.file("log");
+        let is_nic = model.device == Device::ConnectX;
         all.extend(model.end(END)?);
+        all.extend(is_nic.then(|| forbidden(&log, may)).flatten());
     }
     Ok((!all.is_empty()).then(|| all.join("\n")))
 }

@@ -134,9 +134,7 @@ fn what_the_machine_is_made_of() {
     said("-machine", &machine.properties);
     machine.globals.iter().for_each(|it| said("-global", it));
     machine
-        .counting
-        .append
-        .iter()
+        .append(Kind::Counting)
         .for_each(|it| said("--append", it));
 }
 

@@ -2,7 +2,10 @@ use std::io::Read;
 
 use proptest::prelude::*;
 
+use vfio_user::ServerBackend;
+
 use super::*;
+use crate::server::Served;
 use crate::testing::{Board, ram};
 
 const USERD_AT: u64 = 0x4000;
@@ -321,6 +324,33 @@ fn without_power_all_is_lost() {
     set(&mut gpu, r::PMU_START, r::PMU_START_NOW);
     assert_eq!(get(&mut gpu, r::PMU_MAILBOX) & r::PMU_DONE, r::PMU_DONE);
     assert_eq!(get(&mut gpu, r::DEVINIT), 2);
+}
+
+#[test]
+fn in_d3_nothing_answers() {
+    let (mut gpu, ..) = gpu();
+    gpu.config_write(pci::POWER as u64, &[3, 0]);
+    let mut power = [0; 2];
+    gpu.config.read(pci::POWER as u64, &mut power);
+    assert_eq!(power, [0x0b, 0]);
+    let mut served = Served(gpu);
+    for (bar, at) in [(3, 0x8000), (1, 0x8000), (0, u64::from(r::BOOT_0))] {
+        let mut data = [0; 4];
+        served.region_read(bar, at, &mut data).unwrap();
+        assert_eq!(data, [0xff; 4]);
+    }
+    for (bar, at) in [(3, 0x8000), (1, 0x8000), (0, u64::from(r::WINDOW))] {
+        served.region_write(bar, at, &[1, 0, 0, 0]).unwrap();
+    }
+    let mut gpu = served.0;
+    let told = &gpu.witness.first_violations;
+    assert_eq!(told.len(), 6);
+    assert_eq!(told[1], "BAR1 was used at 0x8000 in D3");
+
+    gpu.config_write(pci::POWER as u64, &[0, 0]);
+    assert_eq!(get(&mut gpu, r::BOOT_0), r::GP106);
+    assert_eq!(get(&mut gpu, r::WINDOW), 0);
+    assert_eq!(gpu.witness.totals.violations, 6);
 }
 
 proptest! {
