@@ -90,11 +90,14 @@ pub(crate) fn bytes(addr: u64, len: u64) -> Result<Range<usize>> {
 }
 
 /// Tells a call that takes long whether to go on.
+///
+/// A signal may be none that the process gets to know of: the freezer's, before a suspend. Then
+/// the call begins again.
 pub(crate) fn go_on<T: ForLt>(gate: &Gate<T>) -> Result {
     if !gate.is_open() {
         Err(ENODEV)
     } else if current!().signal_pending() {
-        Err(EINTR)
+        Err(ERESTARTSYS)
     } else {
         Ok(())
     }

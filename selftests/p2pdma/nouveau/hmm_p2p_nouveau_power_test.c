@@ -342,7 +342,11 @@ static void *user_run(void *arg)
 
 	while (!u->wrong && !__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
 		u->wrong = user_round(u, BEFORE + u->rounds);
-		__atomic_fetch_add(&u->rounds, 1, __ATOMIC_RELAXED);
+		/* Nobody needs to wait for the others any more. */
+		if (u->wrong)
+			__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+		else
+			__atomic_fetch_add(&u->rounds, 1, __ATOMIC_RELAXED);
 	}
 	return NULL;
 }
@@ -377,7 +381,8 @@ TEST_F_TIMEOUT(nouveau_power, busy, TIMEOUT_S)
 	}
 	if (self->runtime)
 		off_after(_metadata, self, AT_ONCE);
-	for (i = 0; i < BUSY_MAX; i++) {
+	for (i = 0; i < BUSY_MAX && !__atomic_load_n(&stop, __ATOMIC_RELAXED);
+	     i++) {
 		p2p_sleep_ms(1000);
 		if (!self->runtime)
 			power_off(_metadata, self);

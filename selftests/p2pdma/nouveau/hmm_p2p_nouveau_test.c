@@ -10,6 +10,8 @@
  */
 #include "nouveau_fixture.h"
 
+#include <limits.h>
+
 /* That the driver goes takes a fraction of a second */
 #define UNBIND_S	60
 
@@ -140,8 +142,9 @@ TEST_F_TIMEOUT(nouveau, huge_with_a_hole, TIMEOUT_S)
  * the GPU's that could look, and so who sees all of video memory from outside of
  * the machine is asked, by the port in P2PTEST_JUDGE.
  */
-static void ask_judge(struct __test_metadata *_metadata, struct p2p_buf *buf,
-		      size_t first, size_t pages, bool mapped, __u64 seed)
+static void ask_judge(struct __test_metadata *_metadata, SELF *self,
+		      struct p2p_buf *buf, size_t first, size_t pages,
+		      bool mapped, __u64 seed)
 {
 	int fd = open(getenv("P2PTEST_JUDGE"), O_RDWR | O_CLOEXEC);
 	const char *sep = "";
@@ -149,6 +152,7 @@ static void ask_judge(struct __test_metadata *_metadata, struct p2p_buf *buf,
 	size_t i, n = 0;
 	FILE *f;
 
+	ASSERT_EQ(0, nouveau_flush(self->fd));
 	ASSERT_LE(0, fd);
 	f = fdopen(dup(fd), "w");
 	ASSERT_NE(NULL, f);
@@ -173,9 +177,9 @@ static void ask_judge(struct __test_metadata *_metadata, struct p2p_buf *buf,
 }
 
 #define expect_mapped(buf, first, pages, seed) \
-	ask_judge(_metadata, buf, first, pages, true, seed)
+	ask_judge(_metadata, self, buf, first, pages, true, seed)
 #define expect_unmapped(buf, first, pages) \
-	ask_judge(_metadata, buf, first, pages, false, 0)
+	ask_judge(_metadata, self, buf, first, pages, false, 0)
 
 /* What has moved to video memory is mapped for the GPU as long as it is there */
 TEST_F_TIMEOUT(nouveau, mapped, TIMEOUT_S)
@@ -221,6 +225,81 @@ TEST_F_TIMEOUT(nouveau, mapped_huge, TIMEOUT_S)
 	buf_free(_metadata, &buf);
 	expect_unmapped(&buf, 0, 2);
 	expect_unmapped(&buf, buf.pages - 2, 2);
+}
+
+/* The GPU's page tables are those of the process that opened the file */
+TEST_F_TIMEOUT(nouveau, mapped_by_child, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	pid_t pid;
+
+	if (!getenv("P2PTEST_JUDGE"))
+		SKIP(return, "P2PTEST_JUDGE does not say who sees video memory");
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		p2p_fill(buf.p, OTHER, 0, buf.len);
+		to_vram(_metadata, self->fd, &buf);
+		expect_unmapped(&buf, 0, 16);
+		_exit(p2p_compare(buf.p, OTHER, 0, buf.len) != buf.len);
+	}
+	p2p_wait_child(_metadata, pid);
+	all_home(_metadata, &buf, BEFORE);
+	buf_free(_metadata, &buf);
+}
+
+/* A thread that gives pages back, unless it is held up */
+struct dropper {
+	pthread_t thread;
+	pthread_mutex_t lock;
+	struct p2p_buf buf;
+	bool stop;
+};
+
+static void *dropper_run(void *arg)
+{
+	struct dropper *d = arg;
+
+	while (!__atomic_load_n(&d->stop, __ATOMIC_RELAXED)) {
+		pthread_mutex_lock(&d->lock);
+		madvise(d->buf.p, d->buf.len, MADV_DONTNEED);
+		pthread_mutex_unlock(&d->lock);
+		sched_yield();
+	}
+	return NULL;
+}
+
+/* Pages that go away while they are migrated do not stay mapped for the GPU */
+TEST_F_TIMEOUT(nouveau, dropped, TIMEOUT_S)
+{
+	struct dropper d = { .lock = PTHREAD_MUTEX_INITIALIZER };
+	struct p2p_buf *buf = &d.buf;
+	size_t i, first, gone = 0;
+	int round;
+
+	if (!getenv("P2PTEST_JUDGE"))
+		SKIP(return, "P2PTEST_JUDGE does not say who sees video memory");
+	p2p_buf_alloc(_metadata, buf, 64, BEFORE);
+	ASSERT_EQ(0, pthread_create(&d.thread, NULL, dropper_run, &d));
+	for (round = 0; round < 50; round++) {
+		p2p_fill(buf->p, BEFORE, 0, buf->len);
+		EXPECT_EQ(0, nouveau_to_vram(self->fd, buf->p, buf->len));
+		pthread_mutex_lock(&d.lock);
+		for (i = first = 0; i <= buf->pages; i++) {
+			if (i < buf->pages &&
+			    !nouveau_resident(buf->p + i * P2P_PAGE, P2P_PAGE))
+				continue;
+			if (i > first)
+				expect_unmapped(buf, first, i - first);
+			gone += i - first;
+			first = i + 1;
+		}
+		pthread_mutex_unlock(&d.lock);
+	}
+	__atomic_store_n(&d.stop, true, __ATOMIC_RELAXED);
+	ASSERT_EQ(0, pthread_join(d.thread, NULL));
+	TH_LOG("%zu of %zu pages had gone", gone, round * buf->pages);
+	buf_free(_metadata, buf);
 }
 
 /* Parent and child share pages of video memory until one of them writes */
@@ -567,6 +646,7 @@ struct mover {
 	pthread_t thread;
 	struct p2p_buf buf;
 	int fd;
+	int rounds;
 	int ret;
 	int wrong;
 };
@@ -576,7 +656,7 @@ static void *mover_run(void *arg)
 	struct mover *m = arg;
 	int i;
 
-	for (i = 0; i < 20 && !m->ret && !m->wrong; i++) {
+	for (i = 0; i < m->rounds && !m->ret && !m->wrong; i++) {
 		m->ret = nouveau_to_vram(m->fd, m->buf.p, m->buf.len);
 		m->wrong = p2p_compare(m->buf.p, BEFORE + i, 0, m->buf.len) !=
 			   m->buf.len;
@@ -591,7 +671,7 @@ TEST_F_TIMEOUT(nouveau, threads, TIMEOUT_S)
 	size_t i;
 
 	for (i = 0; i < ARRAY_SIZE(movers); i++) {
-		movers[i] = (struct mover){ .fd = self->fd };
+		movers[i] = (struct mover){ .fd = self->fd, .rounds = 20 };
 		p2p_buf_alloc(_metadata, &movers[i].buf, 16, BEFORE);
 		ASSERT_EQ(0, pthread_create(&movers[i].thread, NULL, mover_run,
 					    &movers[i]));
@@ -620,6 +700,21 @@ static bool unbinds(struct __test_metadata *_metadata, const char *name)
 	return false;
 }
 
+static void bind_again(struct __test_metadata *_metadata, SELF *self,
+		       const char *name)
+{
+	int i;
+
+	EXPECT_EQ(0, close(self->fd));
+	self->fd = -1;
+	ASSERT_EQ(0, p2p_pci_bind("nouveau", name, -1));
+	for (i = 0; i < 100 && self->fd < 0; i++) {
+		p2p_sleep_ms(100);
+		self->fd = nouveau_open();
+	}
+	ASSERT_LE(0, self->fd);
+}
+
 /*
  * The driver goes while the process has the GPU's file and pages in video memory:
  * they come home by themselves. When it is back, it can do what it could before.
@@ -628,7 +723,6 @@ TEST_F_TIMEOUT(nouveau, unbound, TIMEOUT_S)
 {
 	char name[P2P_PCI_NAME];
 	struct p2p_buf buf, huge;
-	size_t i;
 
 	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
 	to_vram(_metadata, self->fd, &buf);
@@ -642,19 +736,93 @@ TEST_F_TIMEOUT(nouveau, unbound, TIMEOUT_S)
 	all_home(_metadata, &buf, BEFORE);
 	all_home(_metadata, &huge, OTHER);
 	EXPECT_GT(0, nouveau_to_vram(self->fd, buf.p, buf.len));
-	EXPECT_EQ(0, close(self->fd));
-	self->fd = -1;
-
-	ASSERT_EQ(0, p2p_pci_bind("nouveau", name, -1));
-	for (i = 0; i < 100 && self->fd < 0; i++) {
-		p2p_sleep_ms(100);
-		self->fd = nouveau_open();
-	}
-	ASSERT_LE(0, self->fd);
+	bind_again(_metadata, self, name);
 	to_vram(_metadata, self->fd, &buf);
 	all_home(_metadata, &buf, BEFORE);
 	buf_free(_metadata, &buf);
 	buf_free(_metadata, &huge);
+}
+
+/* The driver goes while threads have pages migrated, in whatever moment that is */
+TEST_F_TIMEOUT(nouveau, unbound_busy, TIMEOUT_S)
+{
+	struct mover movers[3];
+	char name[P2P_PCI_NAME];
+	size_t i;
+	int round;
+
+	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	for (round = 0; round < 2; round++) {
+		for (i = 0; i < ARRAY_SIZE(movers); i++) {
+			struct mover *m = &movers[i];
+
+			*m = (struct mover){ .fd = self->fd, .rounds = INT_MAX };
+			p2p_buf_alloc(_metadata, &m->buf, 32, BEFORE);
+			ASSERT_EQ(0, pthread_create(&m->thread, NULL, mover_run,
+						    m));
+		}
+		p2p_sleep_ms(300);
+		ASSERT_TRUE(unbinds(_metadata, name));
+		for (i = 0; i < ARRAY_SIZE(movers); i++) {
+			ASSERT_EQ(0, pthread_join(movers[i].thread, NULL));
+			EXPECT_EQ(-ENODEV, movers[i].ret);
+			EXPECT_FALSE(movers[i].wrong);
+			buf_free(_metadata, &movers[i].buf);
+		}
+		bind_again(_metadata, self, name);
+	}
+}
+
+static unsigned int fail_nth(struct __test_metadata *_metadata, int fd,
+			     unsigned int n)
+{
+	char left[16] = "", next[16];
+
+	ASSERT_LT(0, pread(fd, left, sizeof(left) - 1, 0));
+	snprintf(next, sizeof(next), "%u", n);
+	ASSERT_LT(0, pwrite(fd, next, strlen(next), 0));
+	return strtoul(left, NULL, 10);
+}
+
+/*
+ * Each allocation fails once, on the way to video memory and on the way home, see
+ * Documentation/fault-injection/fault-injection.rst. The first time, the driver has
+ * nothing yet: neither video memory, nor windows. No byte is lost.
+ */
+TEST_F_TIMEOUT(nouveau, no_memory, TIMEOUT_S)
+{
+	int nth = open("/proc/thread-self/fail-nth", O_RDWR | O_CLOEXEC);
+	char name[P2P_PCI_NAME];
+	struct p2p_buf buf;
+	unsigned int n, left;
+	size_t pos;
+	int home;
+
+	if (!getenv("P2PTEST_FAIL_NTH"))
+		SKIP(return, "P2PTEST_FAIL_NTH does not say that allocations fail");
+	ASSERT_LE(0, nth);
+	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_TRUE(unbinds(_metadata, name));
+	bind_again(_metadata, self, name);
+	for (home = 0; home < 2; home++) {
+		for (n = 1, left = 0; !left; n++) {
+			p2p_buf_alloc(_metadata, &buf, 16, BEFORE + n);
+			if (home)
+				to_vram(_metadata, self->fd, &buf);
+			fail_nth(_metadata, nth, n);
+			if (!home)
+				nouveau_to_vram(self->fd, buf.p, buf.len);
+			for (pos = 0; home && pos < buf.len; pos += P2P_PAGE)
+				*(volatile unsigned char *)(buf.p + pos);
+			left = fail_nth(_metadata, nth, 0);
+			all_home(_metadata, &buf, BEFORE + n);
+			buf_free(_metadata, &buf);
+		}
+		TH_LOG("%s: %u allocations failed", home ? "home" : "there",
+		       n - 2);
+		EXPECT_LT(2U, n);
+	}
+	close(nth);
 }
 
 FIXTURE(nouveau_nic)

@@ -98,6 +98,15 @@ int nouveau_to_vram(int fd, void *addr, size_t len)
 	return ioctl(fd, DRM_IOCTL_NOUVEAU_SVM_BIND, &args) ? -errno : 0;
 }
 
+int nouveau_flush(int fd)
+{
+	struct drm_nouveau_getparam args = {
+		.param = NOUVEAU_GETPARAM_PTIMER_TIME,
+	};
+
+	return ioctl(fd, DRM_IOCTL_NOUVEAU_GETPARAM, &args) ? -errno : 0;
+}
+
 long nouveau_resident(const void *addr, size_t len)
 {
 	size_t pages = len / P2P_PAGE, size = pages * sizeof(__u64), i;

@@ -28,6 +28,11 @@ int nouveau_to_vram(int fd, void *addr, size_t len);
  * a swap, which this process must not have otherwise
  */
 long nouveau_resident(const void *addr, size_t len);
+/*
+ * Returns when the GPU has got what the CPU has written to it so far: such writes
+ * are posted, and a read of a register does not overtake them.
+ */
+int nouveau_flush(int fd);
 
 /* Size of BAR1 */
 long nouveau_bar1(int fd);

@@ -10,6 +10,12 @@
 
 #define RACE_PAGES	64UL
 
+/* What has real NICs with on-demand paging */
+#define NIC_DRIVER	"mlx5_core"
+
+/* Its driver needs some seconds until a port is active */
+#define BIND_MS		60000
+
 static unsigned int rounds(void)
 {
 	const char *text = getenv("P2P_VERBS_ROUNDS");
@@ -267,6 +273,10 @@ TEST_F_TIMEOUT(verbs, prefetch_early, TIMEOUT_S)
 		.lkey = buf.mr->lkey,
 	};
 	ASSERT_EQ(0, pthread_create(&p.thread, NULL, prefetch_run, &p));
+	/* On a busy host, all rounds might be over before the thread runs. */
+	while (!__atomic_load_n(&p.done, __ATOMIC_RELAXED) &&
+	       !__atomic_load_n(&p.error, __ATOMIC_RELAXED))
+		p2p_sleep_ms(1);
 	for (i = 0; i < rounds() && !p.error; i++) {
 		EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
 		buf.mr = verbs_reg(self, &buf, VERBS_ODP);
@@ -277,7 +287,6 @@ TEST_F_TIMEOUT(verbs, prefetch_early, TIMEOUT_S)
 	EXPECT_EQ(0, p.error) {
 		TH_LOG("prefetch: %s", strerror(p.error));
 	}
-	EXPECT_NE(0U, p.done);
 	EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
 	EXPECT_EQ(0, munmap(buf.p, buf.len));
 }
@@ -357,6 +366,7 @@ FIXTURE(verbs_unbind)
 {
 	VERBS_SELF verbs;
 	char gpu[P2P_PCI_NAME];
+	char nic[P2P_PCI_NAME];
 };
 
 FIXTURE_VARIANT(verbs_unbind)
@@ -379,6 +389,8 @@ FIXTURE_TEARDOWN_PARENT(verbs_unbind)
 	/* Also if the test did not get that far */
 	if (self->gpu[0])
 		p2p_pci_bind(P2P_GPU_DRIVER, self->gpu, 0);
+	if (self->nic[0])
+		p2p_pci_bind(NIC_DRIVER, self->nic, -1);
 	verbs_teardown(_metadata, &self->verbs, NULL);
 }
 
@@ -416,6 +428,56 @@ TEST_F_TIMEOUT(verbs_unbind, gpu, TIMEOUT_S)
 		   buf.len);
 	verbs_expect_met(_metadata, verbs, &mark, PAGES);
 	verbs_buf_check(_metadata, verbs, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/*
+ * The NIC goes away under transfers, while its user goes on moving memory. When it
+ * is back, it is as good as before.
+ */
+TEST_F_TIMEOUT(verbs_unbind, nic, TIMEOUT_S)
+{
+	VERBS_SELF own;
+	struct verbs_buf buf, data;
+	struct traffic t = { };
+	int to_parent[2], i;
+	pid_t pid;
+	char c;
+
+	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
+		SKIP(return, "no NIC of " NIC_DRIVER);
+	ASSERT_EQ(0, pipe(to_parent));
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		verbs_own(_metadata, &self->verbs, &own);
+		traffic_start(_metadata, &own, &t, RACE_PAGES);
+		traffic_wait(&t, 0);
+		ASSERT_EQ(1, write(to_parent[1], "", 1));
+		while (true) {
+			touch(&t.theirs);
+			p2p_gpu_to_vram(&own.gpu, t.theirs.p, t.theirs.len);
+			p2p_sleep_ms(1);
+		}
+	}
+	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	ASSERT_EQ(0, p2p_pci_unbind(NIC_DRIVER, self->nic));
+	p2p_sleep_ms(100);
+	EXPECT_EQ(0, waitpid(pid, NULL, WNOHANG));
+	ASSERT_EQ(0, kill(pid, SIGKILL));
+	ASSERT_EQ(pid, waitpid(pid, NULL, 0));
+	EXPECT_EQ(0, p2p_gpu_wait_used(&self->verbs.gpu, 0));
+
+	ASSERT_EQ(0, p2p_pci_bind(NIC_DRIVER, self->nic, -1));
+	for (i = 0; i < BIND_MS / 100 && verbs_open(&own.v); i++)
+		p2p_sleep_ms(100);
+	verbs_own(_metadata, &self->verbs, &own);
+	verbs_buf_init(_metadata, &own, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, &own, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, &own, &buf);
+	verbs_copy(_metadata, &own, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_buf_check(_metadata, &own, &buf);
 	verbs_buf_free(_metadata, &buf);
 	verbs_buf_free(_metadata, &data);
 }

@@ -172,7 +172,7 @@ static int rdma_xfer_run(struct rdma_mr *mr, struct p2ptest_rdma_xfer *arg,
 		if (READ_ONCE(mr->dev->stopping))
 			return -ENODEV;
 		if (signal_pending(current))
-			return -EINTR;
+			return -ERESTARTSYS;
 
 		addr = arg->addr + arg->done;
 		len = min3(arg->len - arg->done, PAGE_SIZE - offset_in_page(addr),
@@ -298,7 +298,7 @@ static int rdma_query_run(struct rdma_mr *mr, struct p2ptest_rdma_query *arg,
 
 	for (; addr < end; addr += nr << PAGE_SHIFT) {
 		if (signal_pending(current))
-			return -EINTR;
+			return -ERESTARTSYS;
 		/* The lock must not be held while user memory is accessed. */
 		nr = min((end - addr) >> PAGE_SHIFT,
 			 PAGE_SIZE / sizeof(*pages));

@@ -202,7 +202,7 @@ int rdma_mr_fault(struct rdma_mr *mr, unsigned long addr, unsigned long len,
 		if (!part->odp)
 			return -EOPNOTSUPP;
 		if (signal_pending(current))
-			return -EINTR;
+			return -ERESTARTSYS;
 
 		next = min(end, rdma_part_end(part));
 		ret = part_fault_and_lock(part, addr, next - addr, write,
