@@ -80,13 +80,11 @@ impl Bar {
 pub struct Gc(u64, u64, u64);
 
 impl Gc {
-    /// What is wrong with those that are not coherent.
-    pub const HIDES: &str = "caches its memory so that it may not see what peers write";
-    /// What to take instead.
-    pub const INSTEAD: &str =
-        "a GPU with GC 9.0.1 to 9.4.2 (Vega, MI100, MI200), 10 or 11 (RDNA 1 to 3)";
+    /// Of an MI200.
+    pub const MI200: Self = Self(9, 4, 2);
 
-    /// What svm_range_vram_coherent() says in the kernel.
+    /// What svm_range_vram_coherent() says in the kernel: whether the GPU sees at once what
+    /// others write to its memory.
     pub fn is_coherent(self) -> bool {
         self < Self(9, 4, 3) || (Self(10, 0, 0)..Self(12, 0, 0)).contains(&self)
     }
@@ -190,6 +188,13 @@ impl Host {
         let text = self.picture.read(capture::OPTIONS)?;
         let mut values = text.lines().filter_map(|line| line.split_once('='));
         Some(values.any(|(option, value)| option == name && matches!(value.trim(), "y" | "m")))
+    }
+
+    /// Whether a GPU's driver has registered device private memory for it; nothing if that
+    /// cannot be read.
+    pub fn has_device_memory(&self, gpu: &Device) -> Option<bool> {
+        let mut owners = self.picture.read(capture::MEMORY)?.lines();
+        Some(owners.any(|owner| owner == gpu.address.to_string()))
     }
 
     /// What a device is for, if it is an end of a path.

@@ -3,28 +3,46 @@
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
+use crate::host::{Gc, size};
+
 /// known.toml
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Known {
-    nvidia: Vec<Generation>,
+    /// RDMA drivers that can register a dma-buf.
+    pub dmabuf: Vec<String>,
+    generation: Vec<Generation>,
+    /// AMD's GPUs that are part of a CPU.
+    pub apu: Apu,
     /// Host bridges that forward.
     pub list: List,
-    driver: Vec<Driver>,
+    /// Drivers.
+    pub driver: Vec<Driver>,
 }
 
-/// A generation of NVIDIA's GPUs.
+/// GPUs that are alike to a driver.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Generation {
-    from: u16,
-    to: u16,
+    driver: String,
+    ids: Vec<(u16, u16)>,
     /// For people.
     pub name: String,
-    /// nouveau has device private memory there.
-    pub memory: bool,
-    /// Programs can have it migrated.
-    pub svm: bool,
+    /// Why peers get no page of its memory.
+    pub not: Option<String>,
+    /// What to do instead.
+    #[serde(default)]
+    pub next: String,
+}
+
+/// AMD's GPUs that are part of a CPU.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Apu {
+    /// Versions of their graphics core.
+    pub gc: Vec<String>,
+    /// PCI device IDs of those that need not tell it.
+    pub ids: Vec<u16>,
 }
 
 /// The kernel's list of host bridges.
@@ -67,11 +85,37 @@ pub struct Driver {
     pub bar: Option<usize>,
     /// The option that device private memory depends on.
     pub option: Option<String>,
+    /// The option of the series that it needs besides.
+    pub series: Option<String>,
+    /// How pages get into the BAR.
+    pub pages: Option<Pages>,
     /// Why pages are not reached in place.
     pub not: Option<String>,
     /// What to do instead.
     #[serde(default)]
     pub next: String,
+}
+
+/// How pages of programs in a GPU's memory get into its BAR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pages {
+    /// The BAR shows the first part of the memory, and they get the last that is free.
+    TopDown,
+    /// Windows in one half of the BAR move to where they are.
+    Windows,
+}
+
+impl Pages {
+    /// What comes of a BAR that is smaller than the memory.
+    pub const TOP_DOWN: &str =
+        "pages of SVM get memory from its end, so nearly all of them are outside of the BAR";
+
+    /// What can be reached at a time through windows.
+    pub fn windows(bar: u64) -> String {
+        let at_a_time = size(bar / 2);
+        format!("windows in half of it move to the pages that are reached, {at_a_time} at a time")
+    }
 }
 
 /// What a driver's devices are.
@@ -111,15 +155,34 @@ impl Known {
 
     /// Whether a driver's device private memory depends on this option of the kernel.
     pub fn is_option(&self, name: &str) -> bool {
-        let mut options = self.driver.iter().filter_map(|d| d.option.as_deref());
-        options.any(|option| option == name)
+        let options = |driver: &Driver| driver.options(true).any(|option| option == name);
+        self.driver.iter().any(options)
     }
 
-    /// The generation of an NVIDIA GPU; the first range that holds its ID.
-    pub fn generation(&self, device: u16) -> Option<&Generation> {
-        self.nvidia
-            .iter()
-            .find(|range| (range.from..=range.to).contains(&device))
+    /// What a GPU is to its driver; the first range that holds its ID.
+    pub fn generation(&self, driver: &str, device: u16) -> Option<&Generation> {
+        let mut all = self.generation.iter().filter(|g| g.driver == driver);
+        all.find(|g| {
+            g.ids
+                .iter()
+                .any(|(from, to)| (from..=to).contains(&&device))
+        })
+    }
+
+    /// Whether an AMD GPU is part of a CPU.
+    pub fn is_apu(&self, gc: Option<Gc>, device: u16) -> bool {
+        match gc {
+            Some(gc) => self.apu.gc.contains(&gc.to_string()),
+            None => self.apu.ids.contains(&device),
+        }
+    }
+}
+
+impl Driver {
+    /// Options that device private memory depends on, in a kernel with the series or without.
+    pub fn options(&self, has_series: bool) -> impl Iterator<Item = &str> {
+        let series = self.series.iter().filter(move |_| has_series);
+        self.option.iter().chain(series).map(String::as_str)
     }
 }
 

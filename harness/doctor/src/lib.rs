@@ -2,13 +2,15 @@
 //!
 //! [`capture`] takes a [`picture`], the one thing that anything is said from; [`host`] makes
 //! devices and bridges of it, reading [`config`] spaces; [`rules`] are the kernel's, with its
-//! list of host bridges in [`known`]; [`diagnose`] goes through the pairs and makes a
-//! [`report`], which is `--json`; [`text`] is the same for people.
+//! list of host bridges in [`known`]; [`gpu`] and [`mlx5`] are those of drivers; [`diagnose`]
+//! goes through the pairs and makes a [`report`], which is `--json`; [`text`] is the same for
+//! people.
 
 pub mod capture;
 pub mod cli;
 pub mod config;
 pub mod diagnose;
+pub mod gpu;
 pub mod host;
 pub mod known;
 pub mod mlx5;

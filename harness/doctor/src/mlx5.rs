@@ -1,24 +1,66 @@
-//! In which memory mlx5 uses pages of peers, by the PCIe settings of the NIC and
-//! of the switch port above it: the rule of drivers/infiniband/hw/mlx5/odp_p2p.h, for
-//! one switch. The GPU's port is not looked at there. In a VM that hides its switches
-//! there is no such port; the kernel then assumes the worst, and we say nothing.
+//! In which memory mlx5 uses pages of peers: the rules of
+//! drivers/infiniband/hw/mlx5/odp_p2p.h, by what ACS does at the switch ports above the NIC,
+//! which pci_p2pdma_path_acs() collects. The GPU's ports are not looked at there.
 
-use crate::config::{Acs, COMPLETION_REDIRECT, DIRECT_TRANSLATED, Port, REQUEST_REDIRECT};
+use crate::config::{
+    Acs, COMPLETION_REDIRECT, DIRECT_TRANSLATED, EGRESS_CONTROL, Port, REDIRECTS, REQUEST_REDIRECT,
+};
 use crate::host::{Device, Host};
+use crate::obstacle::bits;
 use crate::report::Effect;
 
-/// A port above a NIC that redirects reads of peers, or their completions.
+/// How mlx5 takes reads of peers to fare.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Redirect {
-    /// The port's address.
-    pub port: String,
+pub struct Reads {
+    /// What it goes by.
+    pub why: String,
     /// Pages of peers are used in memory that is registered with relaxed ordering.
     pub relaxed: bool,
     /// They are used in memory that is registered without.
     pub strict: bool,
+    path: Path,
 }
 
-impl Redirect {
+/// ACS controls that are on at one port or more, and at every one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Path {
+    is_known: bool,
+    any: u16,
+    all: u16,
+}
+
+impl Path {
+    /// What is assumed if nothing is known.
+    const HIDDEN: Self = Self {
+        is_known: false,
+        any: REQUEST_REDIRECT | COMPLETION_REDIRECT | DIRECT_TRANSLATED,
+        all: REQUEST_REDIRECT | COMPLETION_REDIRECT | DIRECT_TRANSLATED,
+    };
+
+    /// mlx5_odp_p2p_works()
+    fn works(self, ats: bool, relaxed: bool) -> bool {
+        let Self { any, all, .. } = self;
+        let request = |one: u16, other: u16| {
+            one & REQUEST_REDIRECT != 0 && !(ats && other & DIRECT_TRANSLATED != 0)
+        };
+        let completion = |one: u16| one & COMPLETION_REDIRECT != 0 && !relaxed;
+        let may_redirect = request(any, all) || completion(any);
+        let redirects_all = request(all, any) && completion(all);
+        any & EGRESS_CONTROL == 0 && (redirects_all || !may_redirect)
+    }
+
+    /// mlx5_odp_p2p_needs_ats()
+    fn needs_ats(self, can_use: bool, relaxed: bool) -> bool {
+        let redirects_unless_translated = REQUEST_REDIRECT | DIRECT_TRANSLATED;
+        self.is_known
+            && can_use
+            && relaxed
+            && self.all & redirects_unless_translated == redirects_unless_translated
+            && self.works(true, relaxed)
+    }
+}
+
+impl Reads {
     /// Whether memory must be registered without relaxed ordering.
     pub fn only_strict(&self) -> bool {
         self.strict && !self.relaxed
@@ -27,8 +69,9 @@ impl Redirect {
     /// What mlx5 makes of a path that is there, if it does not use all of it, and what to do.
     pub fn limit(&self) -> Option<(Effect, &'static str, &'static str)> {
         // For one port alone this would be wrong: the kernel takes all for set alike.
-        let alike = "have all ports of the switch redirect both requests and completions, or \
-                     neither: pci=config_acs= or pci=disable_acs_redir= on the kernel's command line";
+        let alike = "have all switch ports above NIC and GPU redirect both requests and \
+                     completions, or neither: pci=config_acs= or pci=disable_acs_redir= on the \
+                     kernel's command line";
         match (self.relaxed, self.strict) {
             (true, true) => None,
             (false, true) => Some((
@@ -43,39 +86,67 @@ impl Redirect {
                  ib_write_lat never asks for",
                 alike,
             )),
+            (false, false) if self.path.any & EGRESS_CONTROL != 0 => Some((
+                Effect::BlocksInPlace,
+                "mlx5 uses no page of a peer where there is egress control",
+                "switch egress control off at these ports: pci=config_acs=x0xxxxx@ADDRESS;... on \
+                 the kernel's command line",
+            )),
             (false, false) => Some((
                 Effect::BlocksInPlace,
-                "it redirects either requests or completions, and mlx5 then uses no page of a peer",
+                "requests and completions are not redirected alike at all ports, and mlx5 then \
+                 uses no page of a peer",
                 alike,
             )),
         }
     }
 }
 
-/// What the port above a NIC redirects; nothing if that is nothing.
-pub fn redirect(host: &Host, nic: &Device) -> Option<Redirect> {
-    let port = host.devices.get(&nic.above()?)?;
-    if port.config.port() != Some(Port::Downstream) {
-        return None;
+/// How reads by a NIC fare; nothing if nothing is in their way, or if that cannot be read.
+pub fn reads(host: &Host, nic: &Device) -> Option<Reads> {
+    let mut ports = Vec::new();
+    for address in nic.path.iter().rev().skip(1) {
+        let port = host.devices.get(address)?;
+        match port.config.acs() {
+            Acs::Unreadable => return None,
+            Acs::Control(acs) if port.config.port() == Some(Port::Downstream) => {
+                ports.push((address, acs));
+            }
+            Acs::Control(_) => {}
+        }
     }
-    let Acs::Control(acs) = port.config.acs() else {
-        return None;
+    let path = if ports.is_empty() && host.cpu.is_virtual {
+        Path::HIDDEN
+    } else {
+        let controls = || ports.iter().map(|(_, acs)| *acs);
+        Path {
+            is_known: true,
+            any: controls().fold(0, |any, acs| any | acs),
+            all: controls().reduce(|all, acs| all & acs).unwrap_or_default(),
+        }
     };
-    let redirects_request = acs & REQUEST_REDIRECT != 0;
-    let redirects_completion = acs & COMPLETION_REDIRECT != 0;
-    if !redirects_request && !redirects_completion {
+    if path.any & REDIRECTS == 0 {
         return None;
     }
-    // It must come back the way that it went.
+    let redirecting = ports.iter().filter(|(_, acs)| acs & REDIRECTS != 0);
+    let redirecting: Vec<_> = redirecting
+        .map(|(port, acs)| format!("{port} ({})", bits(*acs)))
+        .collect();
+    let why = if path.is_known {
+        format!("ACS redirects at {}", redirecting.join(", "))
+    } else {
+        "this virtual machine shows no switch".to_owned()
+    };
     let works = |relaxed: bool| {
-        let has_ats = nic.is_translated() && nic.config.ats();
-        let ats = relaxed && acs & DIRECT_TRANSLATED != 0 && has_ats;
-        (redirects_request && !ats) == (redirects_completion && !relaxed)
+        let can_use = nic.is_translated() && nic.config.ats();
+        path.works(path.needs_ats(can_use, relaxed), relaxed)
     };
-    Some(Redirect {
-        port: port.address.to_string(),
-        relaxed: works(relaxed_reads(host, nic)),
+    Some(Reads {
+        why,
+        // A guest's setting counts for nothing where it sees no switch.
+        relaxed: works(!path.is_known || relaxed_reads(host, nic)),
         strict: works(false),
+        path,
     })
 }
 

@@ -38,6 +38,7 @@ fn what(code: Code) -> &'static str {
         Code::NoVerbs => "there is no RDMA device for it",
         Code::Ordering => "mlx5 does not use all of this path",
         Code::BarSmall => "the BAR shows only a part of the GPU's memory",
+        Code::BarWindows => "peers reach a part of the GPU's memory at a time",
         Code::ThroughHostBridge => "there is no common switch: requests pass the host bridge",
         Code::OtherSocket => "the devices are on different sockets",
         Code::Iommu => "the IOMMU translates",

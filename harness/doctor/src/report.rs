@@ -218,6 +218,7 @@ pub enum Code {
     NoVerbs,
     Ordering,
     BarSmall,
+    BarWindows,
     ThroughHostBridge,
     OtherSocket,
     Iommu,

@@ -117,6 +117,10 @@ fn lay_out(picture: &Picture, root: &Path) {
                         flate2::write::GzEncoder::new(file, flate2::Compression::fast());
                     packed.write_all(text.as_bytes()).unwrap();
                 }
+                Entry::Text(text) if name == "iomem" => {
+                    let lines = text.lines().map(|owner| format!("0-1 : {owner}\n"));
+                    fs::write(path, lines.collect::<String>()).unwrap();
+                }
                 Entry::Text(text) => fs::write(path, format!("{text}\n")).unwrap(),
                 Entry::Config { .. } => {
                     let bytes = picture.config(&format!("{folder}/{name}")).unwrap();

@@ -1,7 +1,10 @@
 //! What mlx5 makes of ACS above the NIC, ATS and relaxed ordering.
 
-use common::{ACS_CONTROL, Changed, DEVICE_CONTROL, EXTENDED, GPU_PORT, NIC, NIC_PORT, PORT_TYPE};
+use common::{
+    ACS_CONTROL, Changed, DEVICE_CONTROL, EXTENDED, GPU_PORT, NIC, NIC_PORT, PORT_TYPE, ROOT_PORT,
+};
 use doctor::picture::Entry;
+use doctor::report::{Code, Effect, Obstacle};
 use doctor::{Host, capture, mlx5};
 
 mod common;
@@ -10,20 +13,23 @@ mod common;
 fn used(host: Changed) -> Option<(bool, bool)> {
     let host = Host::new(host.0);
     let nic = host.devices.values().find(|d| !d.verbs.is_empty()).unwrap();
-    let redirect = mlx5::redirect(&host, nic)?;
-    assert_eq!(redirect.port, NIC_PORT);
-    Some((redirect.relaxed, redirect.strict))
+    let reads = mlx5::reads(&host, nic)?;
+    Some((reads.relaxed, reads.strict))
 }
 
 /// The rows of the table at mlx5_umem_needs_ats() of drivers/infiniband/hw/mlx5,
 /// and those that it leaves out.
 #[test]
 fn reads_of_peers_come_back_the_way_they_went() {
-    // ACS control: 4 redirects requests, 8 completions, 0x40 spares translated requests.
+    // ACS control: 4 redirects requests, 8 completions, 0x20 is egress control, 0x40 spares
+    // translated requests.
     for (acs, without, with) in [
         (0x00, None, None),
         (0x40, None, None),
-        (0x20, None, None),
+        // A vector decides, which nobody looks at.
+        (0x20, Some((false, false)), Some((false, false))),
+        (0x2c, Some((false, false)), Some((false, false))),
+        (0x6c, Some((false, false)), Some((false, false))),
         (0x04, Some((false, false)), Some((false, false))),
         (0x44, Some((false, false)), Some((true, false))),
         (0x08, Some((true, false)), Some((true, false))),
@@ -72,11 +78,74 @@ fn relaxed_ordering_is_the_physical_functions_matter() {
 }
 
 #[test]
-fn only_the_switch_port_above_the_nic_matters_to_mlx5() {
+fn only_switch_ports_above_the_nic_matter_to_mlx5() {
     let host = Changed::redirecting(0).with(GPU_PORT, ACS_CONTROL, &[0x0c]);
     assert_eq!(used(host), None, "the GPU's");
-    let host = Changed::redirecting(0).with("0000:00:01.0", ACS_CONTROL, &[0x0c]);
-    assert_eq!(used(host), None, "the one further up");
+    let host = Changed::redirecting(0).with(ROOT_PORT, ACS_CONTROL, &[0x0c]);
+    assert_eq!(used(host), None, "the root port further up");
     let host = Changed::redirecting(0x0c).with(NIC_PORT, PORT_TYPE, &[0x42]);
     assert_eq!(used(host), None, "a root port");
+}
+
+/// The NIC's port has this ACS control, and a port of a switch further up that.
+fn nested(lower: u8, upper: u8) -> Changed {
+    let capability = [0x0d, 0, 1, 0, 0x7f, 0, upper, 0];
+    Changed::redirecting(lower)
+        .with(ROOT_PORT, PORT_TYPE, &[0x62])
+        .with(ROOT_PORT, EXTENDED, &capability)
+}
+
+fn ordering(host: Changed) -> Option<Obstacle> {
+    let (report, _) = common::report(host.0);
+    let mut all = report.obstacles.into_iter();
+    all.find(|obstacle| obstacle.code == Code::Ordering)
+}
+
+#[test]
+fn all_switch_ports_above_the_nic_must_route_alike() {
+    assert_eq!(used(nested(0, 0)), None);
+    assert_eq!(used(nested(0x0c, 0x0c)), Some((false, true)));
+    assert_eq!(used(nested(0, 0x0c)), Some((false, false)));
+    assert_eq!(used(nested(0x0c, 0)), Some((false, false)));
+    assert_eq!(used(nested(0, 0x08)), Some((true, false)));
+    assert_eq!(used(nested(0x4c, 0x4c).ats()), Some((true, true)));
+    assert_eq!(used(nested(0x4c, 0x0c).ats()), Some((false, true)));
+    // p2pdma finds the way below the lower switch, and mlx5 does not take it.
+    let said = ordering(nested(0, 0x0c)).unwrap();
+    assert_eq!(said.effect, Effect::BlocksInPlace);
+    assert!(said.at[0].contains(ROOT_PORT), "{said:?}");
+    assert!(!said.at[0].contains(NIC_PORT), "{said:?}");
+}
+
+/// A host whose requests the host bridge forwards.
+fn zen(mut host: Changed, flags: &str) -> Changed {
+    let text = format!("vendor_id : AuthenticAMD\ncpu family : 25\nflags : {flags}");
+    host.0.put(capture::CPU, Entry::Text(text));
+    host
+}
+
+#[test]
+fn egress_control_is_said() {
+    let said = ordering(zen(Changed::redirecting(0x20), "")).unwrap();
+    assert_eq!(said.effect, Effect::BlocksInPlace);
+    assert!(said.at[0].contains("egress control"), "{said:?}");
+    assert!(said.next.contains("x0xxxxx"), "{said:?}");
+}
+
+/// What mlx5 then takes for granted is what Linux sets with an IOMMU.
+#[test]
+fn a_guest_that_shows_no_switch() {
+    let bare = |flags| {
+        let host = Changed::redirecting(0).with(NIC_PORT, PORT_TYPE, &[0x42]);
+        // The setting of a guest's NIC counts for nothing.
+        zen(host.with(NIC, DEVICE_CONTROL, &[0]), flags)
+    };
+    assert_eq!(used(bare("")), None);
+    assert_eq!(used(bare("hypervisor")), Some((false, true)));
+    assert_eq!(used(bare("hypervisor").ats()), Some((false, true)));
+    assert_eq!(used(zen(Changed::redirecting(0), "hypervisor")), None);
+    let said = ordering(bare("hypervisor")).unwrap();
+    assert_eq!(said.effect, Effect::Limits);
+    assert!(said.at[0].contains("shows no switch"), "{said:?}");
+    assert!(said.next.contains("--disable_pcie_relaxed"), "{said:?}");
 }

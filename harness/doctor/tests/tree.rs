@@ -1,10 +1,11 @@
-//! The list of host bridges is the kernel's.
+//! What known.toml has of the kernel is the kernel's.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use doctor::Known;
+use doctor::known::Role;
 
 /// An entry of the list: vendor, device or any, whether only within one host bridge.
 type Bridge = (u16, Option<u16>, bool);
@@ -78,21 +79,192 @@ fn the_list_of_host_bridges_is_the_kernels() {
     assert_eq!(known.list.kernel, version);
 }
 
-/// What else is taken from p2pdma.c; a change there must be looked at.
+/// What else is taken from these files; a change there must be looked at.
 #[test]
 fn the_rules_are_the_kernels() {
-    let Ok(source) = fs::read_to_string(tree().join("drivers/pci/p2pdma.c")) else {
-        eprintln!("NOT TESTED: no kernel: set LINUX_TREE");
+    for (file, lines) in [
+        (
+            "drivers/pci/p2pdma.c",
+            &[
+                "if (c->x86_vendor == X86_VENDOR_AMD && c->x86 >= 0x17)",
+                "(PCI_ACS_RR | PCI_ACS_CR | PCI_ACS_EC)",
+                "if (root->devfn == PCI_DEVFN(0, 0))",
+                "if (pci_pcie_type(root) == PCI_EXP_TYPE_ROOT_PORT)",
+                "if (entry->flags & REQ_SAME_HOST_BRIDGE && !same_host_bridge)",
+                "if (!cpu_supports_p2pdma() &&",
+                "if (pci_pcie_type(port) != PCI_EXP_TYPE_DOWNSTREAM)",
+                "return found || !switches_may_be_hidden() ? 0 : -ENODATA;",
+            ][..],
+        ),
+        (
+            "drivers/infiniband/hw/mlx5/odp_p2p.h",
+            &[
+                "const u16 assumed = PCI_ACS_CR | PCI_ACS_RR | PCI_ACS_DT;",
+                "((any & PCI_ACS_RR) && !(ats && (all & PCI_ACS_DT))) ||",
+                "((any & PCI_ACS_CR) && !ro);",
+                "((all & PCI_ACS_RR) && !(ats && (any & PCI_ACS_DT))) &&",
+                "return !(any & PCI_ACS_EC) && (redirects_all || !may_redirect);",
+                "return path->known && can_use_ats && ro &&",
+            ],
+        ),
+        (
+            "drivers/gpu/drm/amd/amdkfd/kfd_migrate.c",
+            &[
+                "if (!pcie_p2p)",
+                "if (!svm_range_vram_coherent(adev))",
+                "adev->gmc.aper_base != pci_resource_start(pdev, 0))",
+                "if (amdgpu_ip_version(adev, GC_HWIP, 0) < IP_VERSION(9, 0, 1))",
+            ],
+        ),
+        (
+            "drivers/gpu/drm/amd/amdkfd/kfd_svm.c",
+            &[
+                "return gc_ip_version < IP_VERSION(9, 4, 3) ||",
+                "(gc_ip_version >= IP_VERSION(10, 0, 0) &&",
+                "gc_ip_version < IP_VERSION(12, 0, 0));",
+            ],
+        ),
+        (
+            "drivers/gpu/drm/nouveau/nouveau_svm.c",
+            &["device.info.family > NV_DEVICE_INFO_V0_PASCAL)"],
+        ),
+        (
+            "drivers/gpu/drm/nouveau/nouveau_dmem_p2p.c",
+            &["bar_size / 2,"],
+        ),
+    ] {
+        let Some(source) = source(file) else { return };
+        for line in lines {
+            assert!(source.contains(line), "{file} has no longer: {line}");
+        }
+    }
+}
+
+/// A file of the kernel; nothing if there is no kernel.
+fn source(file: &str) -> Option<String> {
+    let tree = tree();
+    if !tree.join("MAINTAINERS").exists() {
+        eprintln!(
+            "NOT TESTED: no kernel in {}: set LINUX_TREE",
+            tree.display()
+        );
+        return None;
+    }
+    Some(fs::read_to_string(tree.join(file)).unwrap_or_else(|error| panic!("{file}: {error}")))
+}
+
+/// What is between two words, if a line begins with the first.
+fn between<'a>(line: &'a str, begin: &str, end: &str) -> Option<&'a str> {
+    let (inner, _) = line.trim().strip_prefix(begin)?.split_once(end)?;
+    Some(inner)
+}
+
+#[test]
+fn apus_are_those_of_amdgpu() {
+    let folder = "drivers/gpu/drm/amd/amdgpu";
+    let Some(discovery) = source(&format!("{folder}/amdgpu_discovery.c")) else {
         return;
     };
-    for line in [
-        "if (c->x86_vendor == X86_VENDOR_AMD && c->x86 >= 0x17)",
-        "(PCI_ACS_RR | PCI_ACS_CR | PCI_ACS_EC)",
-        "if (root->devfn == PCI_DEVFN(0, 0))",
-        "if (pci_pcie_type(root) == PCI_EXP_TYPE_ROOT_PORT)",
-        "if (entry->flags & REQ_SAME_HOST_BRIDGE && !same_host_bridge)",
-        "if (!cpu_supports_p2pdma() &&",
-    ] {
-        assert!(source.contains(line), "p2pdma.c has no longer: {line}");
+    let known = Known::read().unwrap();
+    let (before, _) = discovery.split_once("adev->flags |= AMD_IS_APU;").unwrap();
+    let cases = before.lines().rev().skip(1);
+    let mut versions: Vec<_> = cases
+        .map_while(|line| between(line, "case IP_VERSION(", ")"))
+        .map(|version| version.replace(", ", "."))
+        .collect();
+    versions.reverse();
+    assert!(versions.len() > 15, "{versions:?}");
+    assert_eq!(known.apu.gc, versions);
+    let ids = source(&format!("{folder}/amdgpu_drv.c")).unwrap();
+    let ids: Vec<_> = ids
+        .lines()
+        .filter(|line| line.contains("CHIP_RAVEN|AMD_IS_APU"))
+        .filter_map(|line| number(between(line, "{ PCI_DEVICE(0x1002, ", ")")?))
+        .collect();
+    assert_eq!(known.apu.ids, ids);
+}
+
+/// The IDs of a macro of pciids.h, which may name others.
+fn ids(source: &str, name: &str) -> Vec<u16> {
+    let begin = source.find(&format!("#define {name}(")).unwrap();
+    let (text, _) = source[begin..].split_once("\n\n").unwrap();
+    let entries = text.lines().skip(1).map(str::trim);
+    let all = entries.flat_map(|line| {
+        let (word, rest) = line.split_once('(').unwrap();
+        match word {
+            "MACRO__" => {
+                let (id, _) = rest.split_once(',').unwrap();
+                vec![number(&id.to_lowercase()).unwrap()]
+            }
+            other => ids(source, other),
+        }
+    });
+    all.collect()
+}
+
+/// Those that are discrete and whose graphics is of a version that the GPU tells, as from Xe2
+/// on, which has page faults.
+#[test]
+fn xe_reaches_pages_of_the_gpus_that_known_toml_says() {
+    let Some(xe) = source("drivers/gpu/drm/xe/xe_pci.c") else {
+        return;
+    };
+    let macros = source("include/drm/intel/pciids.h").unwrap();
+    let known = Known::read().unwrap();
+    let (_, list) = xe.split_once("pciidlist[] = {").unwrap();
+    let mut able = 0;
+    for line in list
+        .lines()
+        .skip(1)
+        .take_while(|line| !line.contains("{ }"))
+    {
+        let (name, rest) = line.trim().split_once('(').unwrap();
+        let description = between(rest.split_once('&').unwrap().1, "", ")").unwrap();
+        let begin = format!("xe_device_desc {description} = {{");
+        let (_, body) = xe.split_once(&begin).unwrap();
+        let (body, _) = body.split_once("\n};").unwrap();
+        let is_discrete = body.contains("DGFX_FEATURES") || body.contains("DG2_FEATURES");
+        let can = is_discrete && !body.contains("pre_gmdid_graphics_ip");
+        for id in ids(&macros, name) {
+            let generation = known.generation("xe", id).unwrap();
+            assert_eq!(generation.not.is_none(), can, "{name} {id:#x}");
+            able += usize::from(can);
+        }
     }
+    assert!(able > 10, "{able}");
+    for name in ["graphics_xelp", "graphics_xehpg"] {
+        let (_, body) = xe.split_once(&format!("{name} = {{")).unwrap();
+        let (body, _) = body.split_once("\n};").unwrap();
+        assert!(!body.contains("has_usm"), "{name}");
+    }
+    let (_, xe2) = xe.split_once("#define XE2_GFX_FEATURES").unwrap();
+    assert!(xe2.split_once("\n\n").unwrap().0.contains(".has_usm = 1"));
+}
+
+#[test]
+fn drivers_that_register_dmabufs_are_the_kernels() {
+    let known = Known::read().unwrap();
+    // Whoever is told to register one can.
+    for driver in &known.driver {
+        let says = driver.next.contains("ibv_reg_dmabuf_mr()");
+        let rdma = driver.not.as_deref().unwrap_or_default();
+        let rdma = rdma.split(' ').next().unwrap_or_default().to_owned();
+        if driver.role == Role::Nic && driver.not.is_some() {
+            assert_eq!(says, known.dmabuf.contains(&rdma), "{}", driver.name);
+        }
+    }
+    if source("MAINTAINERS").is_none() {
+        return;
+    }
+    let hw = tree().join("drivers/infiniband/hw");
+    let mut able = Vec::new();
+    for driver in fs::read_dir(hw).unwrap().map(|entry| entry.unwrap()) {
+        let files = fs::read_dir(driver.path()).into_iter().flatten();
+        let mut texts = files.map(|file| fs::read_to_string(file.unwrap().path()));
+        if texts.any(|text| text.is_ok_and(|text| text.contains(".reg_user_mr_dmabuf ="))) {
+            able.push(driver.file_name().into_string().unwrap());
+        }
+    }
+    able.sort();
+    assert_eq!(known.dmabuf, able);
 }

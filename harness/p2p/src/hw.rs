@@ -118,7 +118,10 @@ fn test(
     let options: Vec<_> = gpu_options.split_whitespace().map(str::to_owned).collect();
     let logs = paths.build().join("run/hw");
     *measured = bench::run(&policy, pair, &options, &logs)?;
-    outcomes.extend(bench::judge(measured, pair.redirect.as_ref()));
+    outcomes.extend(bench::judge(
+        measured,
+        pair.reads.as_ref().map(|reads| &*reads.why),
+    ));
     step.done("ran");
     outcomes.extend(selftests::run(paths, ui, host)?);
     Ok(())

@@ -1,10 +1,11 @@
 //! What keeps a NIC from pages of a GPU's memory that are a process's: what the series
 //! needs besides a path.
 
-use super::{Pair, policy};
+use super::{Pair, memory_bar, policy};
 use crate::capture;
-use crate::host::{Device, Gc, Host};
-use crate::known::Known;
+use crate::gpu;
+use crate::host::{Device, Host, size};
+use crate::known::{Known, Pages, Role};
 use crate::mlx5;
 use crate::obstacle::Obstacles;
 use crate::report::{Code, Effect};
@@ -21,7 +22,7 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
             Code::SeriesAbsent,
             &format!("{} has no {}", host.release(), capture::POLICY),
             "boot a kernel with patches/ applied, CONFIG_HMM_MIRROR and CONFIG_PCI_P2PDMA; \
-             without it, memory is reached that is exported as a dma-buf",
+             without it, only memory that is exported as a dma-buf is reached, by drivers that can",
         ),
         Some(policy @ "never") => blocks(
             Code::Policy,
@@ -53,30 +54,31 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
                     CONFIG_INFINIBAND_ON_DEMAND_PAGING";
         obstacles.add(n, Code::OptionsUnreadable, Effect::Note, &at, next);
     }
-    let mut blocks = |code, at: &str, next: &str| {
-        obstacles.add(n, code, Effect::BlocksInPlace, at, next);
-    };
     for device in [pair.provider, pair.client] {
-        driver(host, known, device, &mut blocks);
+        driver(host, known, n, device, obstacles);
     }
     let nic = pair.client;
     if nic.verbs.is_empty() && nic.driver.as_deref() != Some("p2ptest_nic") {
         let next = "load the driver's RDMA part (mlx5_ib, irdma, bnxt_re, ...); in a virtual \
                     machine the host may have switched RDMA off for this function";
-        blocks(Code::NoVerbs, &nic.address.to_string(), next);
+        let at = nic.address.to_string();
+        obstacles.add(n, Code::NoVerbs, Effect::BlocksInPlace, &at, next);
     }
     if pair.route.verdict != Verdict::NotSupported
         && nic.driver.as_deref() == Some("mlx5_core")
-        && let Some(redirect) = mlx5::redirect(host, nic)
-        && let Some((effect, what, next)) = redirect.limit()
+        && let Some(reads) = mlx5::reads(host, nic)
+        && let Some((effect, what, next)) = reads.limit()
     {
-        let at = format!("{}, above {}: {what}", redirect.port, nic.address);
+        let at = format!("{}: {}: {what}", nic.address, reads.why);
         obstacles.add(n, Code::Ordering, effect, &at, next);
     }
 }
 
 /// Whether a device's driver can do its part.
-fn driver(host: &Host, known: &Known, device: &Device, blocks: &mut impl FnMut(Code, &str, &str)) {
+fn driver(host: &Host, known: &Known, n: usize, device: &Device, obstacles: &mut Obstacles) {
+    let mut blocks = |code, at: &str, next: &str| {
+        obstacles.add(n, code, Effect::BlocksInPlace, at, next);
+    };
     let place = format!("{} ({})", device.address, device.ids());
     let Some(name) = device.driver.as_deref() else {
         let next = format!(
@@ -87,9 +89,10 @@ fn driver(host: &Host, known: &Known, device: &Device, blocks: &mut impl FnMut(C
     };
     let Some(driver) = known.driver(name) else {
         let next = format!(
-            "pages are reached in place with {} for GPUs, mlx5 for NICs; other drivers may know \
-             dma-bufs",
-            known.drivers()
+            "pages are reached in place with {} for GPUs, mlx5 for NICs; of RDMA drivers, {} can \
+             register a dma-buf",
+            known.drivers(),
+            known.dmabuf.join(", ")
         );
         return blocks(Code::Driver, &format!("{place}: {name}"), &next);
     };
@@ -101,35 +104,27 @@ fn driver(host: &Host, known: &Known, device: &Device, blocks: &mut impl FnMut(C
         };
         return blocks(Code::Driver, &format!("{place}: {not}"), &driver.next);
     }
-    if let Some(option) = driver.option.as_deref()
-        && host.option(option) == Some(false)
-    {
-        let next = format!("build the kernel with {option}=y, which {name} needs for it");
-        blocks(Code::KernelOption, option, &next);
+    if driver.role != Role::Gpu {
+        return;
     }
-    if name == "amdgpu"
-        && let Some(gc) = device.gc.filter(|gc| !gc.is_coherent())
-    {
-        let at = format!("{place}: GC {gc} {}", Gc::HIDES);
-        blocks(Code::Generation, &at, Gc::INSTEAD);
-    }
-    if name == "nouveau"
-        && let Some(generation) = known.generation(device.device)
-        && !generation.svm
-    {
-        let (why, next) = if generation.memory {
-            (
-                "has device private memory there, and keeps programs from it",
-                "a Pascal GPU (GTX 10, Quadro P, Tesla P), or lift the check in nouveau_svm_init()",
-            )
-        } else {
-            (
-                "has no device private memory there",
-                "a Pascal GPU (GTX 10, Quadro P, Tesla P)",
-            )
+    let refusals = gpu::refusals(host, known, driver, device);
+    for refusal in &refusals {
+        let at = match refusal.code {
+            Code::Generation => format!("{place}: {}", refusal.why),
+            _ => refusal.why.clone(),
         };
-        let at = format!("{place}: {}; nouveau {why}", generation.name);
-        blocks(Code::Generation, &at, next);
+        obstacles.add(n, refusal.code, Effect::BlocksInPlace, &at, &refusal.next);
+    }
+    if refusals.is_empty()
+        && policy(host).is_some()
+        && driver.pages == Some(Pages::Windows)
+        && let Some((number, bar)) = memory_bar(known, device)
+        && bar.size() > 0
+    {
+        let (now, windows) = (size(bar.size()), Pages::windows(bar.size()));
+        let at = format!("{}: BAR {number} is {now}; {windows}", device.address);
+        let next = format!("{name} does not resize the BAR; only a GPU with a larger one helps");
+        obstacles.add(n, Code::BarWindows, Effect::Note, &at, &next);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Pair, memory_bar};
 use crate::capture;
 use crate::host::{Device, Host, size};
-use crate::known::Known;
+use crate::known::{Known, Pages};
 use crate::obstacle::Obstacles;
 use crate::report::{Code, Effect, PairKind};
 use crate::rules::{Refusal, Verdict};
@@ -256,6 +256,10 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
         }
         return;
     }
+    let pages = driver.and_then(|driver| driver.pages);
+    if pages == Some(Pages::Windows) {
+        return;
+    }
     let largest = gpu.largest_bar(number);
     let is_small = match (gpu.memory, largest) {
         (Some(memory), _) => now < memory,
@@ -286,6 +290,10 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
                 .to_owned(),
         ),
     };
+    let filled = match pages {
+        Some(Pages::TopDown) => format!("; {}", Pages::TOP_DOWN),
+        _ => String::new(),
+    };
     // amdgpu's rule for other GPUs: all or nothing.
     let is_amdgpu = |device: &Device| device.driver.as_deref() == Some("amdgpu");
     let effect =
@@ -298,7 +306,7 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
         pair.number,
         Code::BarSmall,
         effect,
-        &format!("{at}{memory}{can}"),
+        &format!("{at}{memory}{can}{filled}"),
         &next,
     );
 }

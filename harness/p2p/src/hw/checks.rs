@@ -2,9 +2,10 @@
 //! what was found, what is missing, and the next step.
 
 use doctor::capture::{self, POLICY};
-use doctor::host::{Device, Gc, size};
-use doctor::known::Role;
-use doctor::mlx5::{self, Redirect};
+use doctor::gpu;
+use doctor::host::{Device, size};
+use doctor::known::{Pages, Role};
+use doctor::mlx5::{self, Reads};
 use doctor::report::{Code, Effect, PairKind, PairReport, Report, Works};
 use doctor::rules::Verdict;
 use doctor::{Known, Picture};
@@ -52,8 +53,8 @@ pub struct Pair {
     pub gpu: String,
     /// The NIC's name in /sys/class/infiniband.
     pub nic: String,
-    /// What the port above the NIC redirects.
-    pub redirect: Option<Redirect>,
+    /// What mlx5 takes reads of peers for, if not all of them work.
+    pub reads: Option<Reads>,
 }
 
 fn finding(check: &str, state: State, found: impl Into<String>, next: &str) -> Finding {
@@ -149,8 +150,10 @@ fn gpus(seen: &doctor::Host, known: &Known) -> (Vec<String>, Vec<Finding>) {
         let check = format!("gpu {}", gpu.address);
         findings.push(finding(&check, state, found, &next));
         let driver = gpu.driver.as_deref().and_then(|name| known.driver(name));
-        if let Some(number) = driver.and_then(|driver| driver.bar) {
-            findings.push(bar(gpu, number));
+        if let Some(driver) = driver
+            && let Some(number) = driver.bar
+        {
+            findings.push(bar(gpu, number, driver.pages));
         }
     }
     if findings.is_empty() {
@@ -194,53 +197,22 @@ fn gpu_memory(seen: &doctor::Host, known: &Known, gpu: &Device) -> (State, Strin
         let found = found.unwrap_or_else(|| format!("bound to {name}"));
         return (State::Missing, format!("{ids}, {found}"), next);
     };
-    if let Some(option) = &driver.option
-        && seen.option(option) == Some(false)
-    {
-        let next = format!("enable {option} and build the kernel again");
-        return (
-            State::Missing,
-            format!("{ids}, {name} without {option}"),
-            next,
-        );
+    if let Some(refusal) = gpu::refusals(seen, known, driver, gpu).into_iter().next() {
+        let why = match refusal.code {
+            Code::KernelOption => format!("{name} without {}", refusal.why),
+            Code::Policy => format!("{name} is told not to: {}", refusal.why),
+            _ => format!("{name}: {}", refusal.why),
+        };
+        return (State::Missing, format!("{ids}, {why}"), refusal.next);
     }
     if name == "nouveau" {
-        return match known.generation(gpu.device) {
-            Some(kind) if kind.svm => (
-                State::Ok,
-                format!("{ids}, {}, nouveau", kind.name),
-                String::new(),
-            ),
-            Some(kind) if kind.memory => (
-                State::Missing,
-                format!(
-                    "{ids}, {}: nouveau has device private memory for it, and keeps programs from it",
-                    kind.name
-                ),
-                "a Pascal GPU (GTX 10, Quadro P, Tesla P), or lift the check in nouveau_svm_init()"
-                    .into(),
-            ),
-            kind => (
-                State::Missing,
-                format!(
-                    "{ids}, {}: nouveau has no device private memory for it",
-                    kind.map_or("unknown", |kind| &kind.name)
-                ),
-                "a Pascal GPU (GTX 10, Quadro P, Tesla P)".into(),
-            ),
-        };
+        let kind = known.generation(name, gpu.device);
+        let kind = kind.map_or("unknown", |kind| &kind.name);
+        return (State::Ok, format!("{ids}, {kind}, nouveau"), String::new());
     }
     // amdgpu reserves addresses for its pages when it loads, xe when the first program asks
     // for a VM with page faults.
-    let memory = seen.picture.read(capture::MEMORY).unwrap_or_default();
-    let reserved = memory.lines().any(|owner| owner == gpu.address.to_string());
-    if let Some(gc) = gpu.gc.filter(|gc| reserved && !gc.is_coherent()) {
-        (
-            State::Missing,
-            format!("{ids}, {name}: GC {gc} {}", Gc::HIDES),
-            Gc::INSTEAD.to_owned(),
-        )
-    } else if reserved {
+    if seen.has_device_memory(gpu) == Some(true) {
         (
             State::Ok,
             format!("{ids}, {name} has device private memory"),
@@ -255,13 +227,13 @@ fn gpu_memory(seen: &doctor::Host, known: &Known, gpu: &Device) -> (State, Strin
     } else {
         (
             State::Missing,
-            format!("{ids}, {name} registered no device private memory"),
-            "a discrete GPU of gfx9 or newer that is not an APU; CONFIG_HSA_AMD_SVM=y".to_owned(),
+            format!("{ids}, /proc/iomem names no device private memory of {name}"),
+            "see whether that file can be read here".to_owned(),
         )
     }
 }
 
-fn bar(gpu: &Device, number: usize) -> Finding {
+fn bar(gpu: &Device, number: usize, pages: Option<Pages>) -> Finding {
     let check = format!("bar {}", gpu.address);
     let now = gpu.bars.get(number).copied().unwrap_or_default().size();
     let mut found = format!("BAR {number} is {}", size(now));
@@ -276,11 +248,18 @@ fn bar(gpu: &Device, number: usize) -> Finding {
     if now == 0 {
         return finding(&check, State::Missing, found, resize);
     }
+    if pages == Some(Pages::Windows) {
+        found = format!("{found}; {}", Pages::windows(now));
+        return finding(&check, State::Ok, found, "");
+    }
     let small = gpu.memory.is_some_and(|vram| now < vram) || largest.is_some_and(|most| now < most);
     if !small {
         return finding(&check, State::Ok, found, "");
     }
     found.push_str(": pages outside of it go to host memory (no_alias)");
+    if pages == Some(Pages::TopDown) {
+        found = format!("{found}; {}", Pages::TOP_DOWN);
+    }
     finding(&check, State::Note, found, resize)
 }
 
@@ -342,10 +321,17 @@ fn nic(host: &Host, name: &str, device: &Device) -> (State, String, &'static str
         .take_while(|line| !line.ends_with(':'))
         .filter(|line| line.starts_with("SUPPORT_"))
         .collect();
-    if !said.contains("ODP_SUPPORT") || !rc.contains(&"SUPPORT_WRITE") {
+    // For ib_write_bw and ib_read_bw.
+    let needed = ["SUPPORT_WRITE", "SUPPORT_READ"];
+    let lacking: Vec<_> = needed.into_iter().filter(|op| !rc.contains(op)).collect();
+    if !said.contains("ODP_SUPPORT") || !lacking.is_empty() {
         let next = "enable ODP in the NIC's firmware (mlxconfig ODP_...), \
                     or take a ConnectX-4 or newer";
-        return (State::Missing, format!("{what}; no on-demand paging"), next);
+        let found = match lacking.len() {
+            1 => format!("{what}; on-demand paging for RC without {}", lacking[0]),
+            _ => format!("{what}; no on-demand paging"),
+        };
+        return (State::Missing, found, next);
     }
     let port = host
         .read(&format!("/sys/class/infiniband/{name}/ports/1/state"))
@@ -410,11 +396,11 @@ fn paths(
         let is_usable = gpus.contains(&pair.provider) && nics.contains(name);
         let is_better = best.as_ref().is_none_or(|(other, _)| pair.verdict < *other);
         if state != State::Missing && is_usable && is_better {
-            let redirect = mlx5::redirect(seen, device);
+            let reads = mlx5::reads(seen, device);
             let found = Pair {
                 gpu: pair.provider.clone(),
                 nic: name.clone(),
-                redirect,
+                reads,
             };
             best = Some((pair.verdict, found));
         }

@@ -69,7 +69,8 @@ impl Fixture {
             "boot/config-7.3.0",
             "CONFIG_PCI_P2PDMA=y\nCONFIG_DEVICE_PRIVATE=y\n\
              CONFIG_INFINIBAND_ON_DEMAND_PAGING=y\nCONFIG_HMM_MIRROR=y\n\
-             CONFIG_DRM_NOUVEAU_SVM=y\nCONFIG_HSA_AMD_SVM=y\n",
+             CONFIG_DRM_NOUVEAU_SVM=y\nCONFIG_DRM_NOUVEAU_DMEM_P2P=y\n\
+             CONFIG_DRM_XE_PAGEMAP=y\nCONFIG_HSA_AMD_SVM=y\nCONFIG_HSA_AMD_P2P=y\n",
         );
         fixture.device("pci0000:00/0000:00:00.0", 0x06_0000, 0x8086, 0x1234, "");
         fixture.bridge("pci0000:00/0000:00:01.0", ROOT_PORT);
@@ -157,6 +158,15 @@ impl Fixture {
             0x10_0000_0000 + size - 1
         ));
         self.set(address, "resource", text);
+    }
+
+    /// Binds the GPU to another driver.
+    fn bind(&self, driver: &str) {
+        let link = self.path(&format!("sys/bus/pci/devices/{GPU}/driver"));
+        let driver = self.path(&format!("sys/bus/pci/drivers/{driver}"));
+        fs::remove_file(&link).unwrap();
+        fs::create_dir_all(&driver).unwrap();
+        symlink(driver, link).unwrap();
     }
 
     fn infiniband(&self, name: &str, address: &str) {
@@ -331,12 +341,11 @@ fn gpus_that_have_no_device_private_memory() {
 #[test]
 fn xe_and_amdgpu_are_believed_when_they_reserve_addresses() {
     let fixture = Fixture::whole();
-    let link = fixture.path(&format!("sys/bus/pci/devices/{GPU}/driver"));
-    fs::remove_file(&link).unwrap();
-    fs::create_dir_all(fixture.path("sys/bus/pci/drivers/amdgpu")).unwrap();
-    symlink(fixture.path("sys/bus/pci/drivers/amdgpu"), link).unwrap();
+    fixture.bind("amdgpu");
     fixture.write("proc/iomem", format!("0-1 : PCI Bus\n  0-1 : {GPU}\n"));
-    assert_eq!(fixture.found("gpu").state, State::Missing);
+    let found = fixture.found("gpu");
+    assert_eq!(found.state, State::Missing);
+    assert!(found.next.contains("GC 9.0.1 to 9.4.2"), "{}", found.next);
     fixture.write(
         "proc/iomem",
         format!("0-1 : PCI Bus\n  0-1 : {GPU}\n0-1 : {GPU}\n"),
@@ -362,17 +371,54 @@ fn xe_and_amdgpu_are_believed_when_they_reserve_addresses() {
         assert_eq!(found.state, state, "{version}");
         assert_eq!(found.found.contains(version), state == State::Missing);
     }
+
+    fixture.bind("xe");
+    fixture.write("proc/iomem", "0-1 : PCI Bus\n");
+    fixture.set(GPU, "device", "0xe20b\n");
+    assert_eq!(fixture.found("gpu").state, State::Note, "not yet");
+    fixture.set(GPU, "device", "0x56a0\n");
+    let found = fixture.found("gpu");
+    assert_eq!(found.state, State::Missing, "never");
+    assert!(found.found.contains("no page faults"), "{}", found.found);
+}
+
+#[test]
+fn switches_of_drivers() {
+    let fixture = Fixture::whole();
+    let path = fixture.path("boot/config-7.3.0");
+    let options = fs::read_to_string(&path).unwrap();
+    let without = options.replace("CONFIG_DRM_NOUVEAU_DMEM_P2P=y\n", "");
+    fs::write(&path, without).unwrap();
+    let found = fixture.found("gpu").found;
+    let why = "nouveau without CONFIG_DRM_NOUVEAU_DMEM_P2P";
+    assert!(found.contains(why), "{found}");
+
+    fixture.bind("amdgpu");
+    fixture.write("proc/iomem", format!("0-1 : {GPU}\n"));
+    assert_eq!(fixture.found("gpu").state, State::Ok);
+    fixture.write("sys/module/amdgpu/parameters/pcie_p2p", "N\n");
+    let found = fixture.found("gpu");
+    assert_eq!(found.state, State::Missing);
+    assert!(found.next.contains("amdgpu.pcie_p2p=1"), "{}", found.next);
 }
 
 #[test]
 fn a_small_bar_is_no_obstacle_but_said() {
     let fixture = Fixture::whole();
     fixture.bar(GPU, 1, 256 << 20);
-    assert_eq!(fixture.found("bar").state, State::Ok);
     fixture.set(GPU, "resource1_resize", "0000000000007fc0\n");
+    let found = fixture.found("bar");
+    assert_eq!(found.state, State::Ok, "nouveau's windows move");
+    assert!(found.found.contains("128 MiB at a time"), "{}", found.found);
+    fixture.bind("amdgpu");
+    fixture.write("proc/iomem", format!("0-1 : {GPU}\n"));
+    fixture.bar(GPU, 0, 256 << 20);
+    assert_eq!(fixture.found("bar").state, State::Ok);
+    fixture.set(GPU, "resource0_resize", "0000000000007fc0\n");
     let found = fixture.found("bar");
     assert_eq!(found.state, State::Note);
     assert!(found.found.contains("256 MiB"), "{}", found.found);
+    assert!(found.found.contains("nearly all"), "{}", found.found);
     assert!(found.found.contains("it can be 16 GiB"), "{}", found.found);
     assert!(found.next.contains("Resizable BAR"), "{}", found.next);
     fixture.set(GPU, "resource", "");
@@ -392,6 +438,15 @@ fn nics() {
     fixture.write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
     fixture.program("ibv_devinfo", "echo 'rc_odp_caps:\n\tNO SUPPORT\n'");
     assert!(fixture.found("nic").found.contains("no on-demand paging"));
+    let only_writes = "echo 'ODP_SUPPORT\nrc_odp_caps:\n\tSUPPORT_WRITE\nuc_odp_caps:\n'";
+    fixture.program("ibv_devinfo", only_writes);
+    let found = fixture.found("nic");
+    assert_eq!(found.state, State::Missing);
+    assert!(
+        found.found.contains("without SUPPORT_READ"),
+        "{}",
+        found.found
+    );
     // A software NIC beside it is no obstacle, alone it is one.
     let fixture = Fixture::whole();
     fs::create_dir_all(fixture.path("sys/class/infiniband/rxe0")).unwrap();
@@ -428,10 +483,7 @@ fn the_path_is_what_the_doctor_says() {
 #[test]
 fn paths_of_gpus_that_cannot_be_tested_are_told() {
     let fixture = Fixture::whole();
-    let link = fixture.path(&format!("sys/bus/pci/devices/{GPU}/driver"));
-    fs::remove_file(&link).unwrap();
-    fs::create_dir_all(fixture.path("sys/bus/pci/drivers/nvidia")).unwrap();
-    symlink(fixture.path("sys/bus/pci/drivers/nvidia"), link).unwrap();
+    fixture.bind("nvidia");
     let gpu = fixture.found("gpu");
     assert_eq!(gpu.state, State::Missing);
     assert!(gpu.next.contains("dma-buf"), "{}", gpu.next);

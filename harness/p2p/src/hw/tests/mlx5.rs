@@ -76,6 +76,25 @@ fn perftest_does_without_relaxed_ordering_where_that_helps() {
     }
 }
 
+/// mlx5 takes it for one whose switches redirect, as p2p-doctor says.
+#[test]
+fn perftest_does_without_relaxed_ordering_in_a_guest_that_shows_no_switch() {
+    let fixture = redirecting(0);
+    let port = format!("sys/bus/pci/devices/{NIC_PORT}/config");
+    let mut config = fs::read(fixture.path(&port)).unwrap();
+    config[0x42] = ROOT_PORT << 4 | 2;
+    fixture.write(&port, config);
+    let cpu = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nflags\t: fpu hypervisor\n";
+    fixture.write("proc/cpuinfo", cpu);
+    let path = fixture.found("path").found;
+    assert!(path.contains("shows no switch"), "{path}");
+    for name in ["ib_write_bw", "ib_read_bw"] {
+        fixture.program(name, &perftest_that_knows(&fixture, true));
+    }
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 0, "{report}");
+}
+
 #[test]
 fn perftest_is_not_given_what_it_does_not_know() {
     let fixture = redirecting(0x0c);

@@ -1,0 +1,225 @@
+//! What drivers of GPUs and NICs make of a path that is there: the host "switch" with others.
+
+use common::{Changed, GPU, NIC};
+use doctor::picture::Entry;
+use doctor::report::{Code, Effect, Obstacle, PairKind, Works};
+use doctor::{capture, host};
+
+mod common;
+
+/// With another driver.
+fn bound(host: Changed, device: &str, driver: &str) -> Changed {
+    let mut host = host;
+    let link = format!("/sys/bus/pci/drivers/{driver}");
+    let path = format!("{}/{device}/driver", capture::DEVICES);
+    host.0.put(&path, Entry::Link { link });
+    host
+}
+
+/// With another GPU.
+fn gpu(driver: &str, id: u16) -> Changed {
+    let host = bound(Changed(common::picture("switch")), GPU, driver);
+    host.file(GPU, "device", &format!("{id:#06x}"))
+}
+
+/// With another file of the kernel's; nothing takes it away.
+fn file(mut host: Changed, path: &str, text: Option<&str>) -> Changed {
+    match text {
+        Some(text) => host.0.put(path, Entry::Text(text.to_owned())),
+        None => {
+            let (folder, name) = path.rsplit_once('/').unwrap();
+            host.0.folders.get_mut(folder).unwrap().remove(name);
+        }
+    }
+    host
+}
+
+/// With a version of the graphics core, and addresses that amdgpu reserved or not.
+fn amdgpu(gc: Option<&str>, reserved: bool) -> Changed {
+    let mut host = gpu("amdgpu", 0x7408);
+    for (name, part) in ["major", "minor", "revision"]
+        .iter()
+        .zip(gc.unwrap_or_default().split('.'))
+        .filter(|_| gc.is_some())
+    {
+        host = host.file(GPU, &format!("ip_discovery/die/0/GC/0/{name}"), part);
+    }
+    file(host, capture::MEMORY, Some(if reserved { GPU } else { "" }))
+}
+
+/// What is said of GPU and NIC: whether pages are reached in place, and of that what is.
+fn told(host: Changed) -> (Option<Works>, Vec<Obstacle>) {
+    let (report, _) = common::report(host.0);
+    let mut pairs = report.pairs.into_iter();
+    let pair = pairs.find(|pair| pair.kind == PairKind::GpuNic).unwrap();
+    let mut all = report.obstacles;
+    all.retain(|obstacle| pair.obstacles.contains(&obstacle.id));
+    (pair.in_place, all)
+}
+
+/// The one thing that keeps the NIC from pages in place: its code, where it is, what to do.
+fn refused(host: Changed) -> (Code, String, String) {
+    let (in_place, mut all) = told(host);
+    assert_eq!(in_place, Some(Works::No));
+    all.retain(|obstacle| obstacle.effect == Effect::BlocksInPlace);
+    let [obstacle] = &all[..] else {
+        panic!("{all:#?}");
+    };
+    (obstacle.code, obstacle.at.join("; "), obstacle.next.clone())
+}
+
+/// Nothing does.
+fn is_in_place(host: Changed) {
+    let (_, all) = told(host);
+    let blocks = |o: &&Obstacle| o.effect == Effect::BlocksInPlace;
+    assert_eq!(all.iter().find(blocks), None);
+}
+
+#[test]
+fn nouveau_needs_an_option_of_the_series_besides() {
+    let host = || Changed(common::picture("switch"));
+    is_in_place(host());
+    let options = host().0.read(capture::OPTIONS).unwrap().to_owned();
+    let options = options.replace("CONFIG_DRM_NOUVEAU_DMEM_P2P=y\n", "");
+    let without = || file(host(), capture::OPTIONS, Some(&options));
+    let (code, at, next) = refused(without());
+    assert_eq!(code, Code::KernelOption);
+    assert_eq!(at, "CONFIG_DRM_NOUVEAU_DMEM_P2P");
+    assert!(next.contains("CONFIG_DRM_NOUVEAU_DMEM_P2P=y"), "{next}");
+    // Another kernel has no such option.
+    let (code, ..) = refused(file(without(), capture::POLICY, None));
+    assert_eq!(code, Code::SeriesAbsent);
+}
+
+/// Windows move, so that a BAR of any size is no smaller than the memory, and nothing
+/// resizes it.
+#[test]
+fn nouveau_moves_windows() {
+    let bar = "0x0 0x0 0x0\n0x90000000 0x9fffffff 0x0014220c";
+    let host = Changed(common::picture("switch")).file(GPU, "resource", bar);
+    let host = host.file(GPU, "resource1_resize", "0000000000007f00");
+    let (in_place, all) = told(host);
+    assert_eq!(in_place, Some(Works::Yes));
+    let codes: Vec<_> = all.iter().map(|o| (o.code, o.effect)).collect();
+    assert_eq!(codes, [(Code::BarWindows, Effect::Note)]);
+    assert!(all[0].at[0].contains("128 MiB at a time"), "{all:#?}");
+}
+
+#[test]
+fn of_intels_gpus_battlemage_has_page_faults_and_memory() {
+    for (id, word) in [
+        (0x4905, "DG1"),
+        (0x5690, "DG2"),
+        (0x56a0, "DG2"),
+        (0x56c1, "DG2"),
+        (0x7d55, "integrated"),
+        (0x64a0, "integrated"),
+    ] {
+        let (code, at, next) = refused(gpu("xe", id));
+        assert_eq!(code, Code::Generation);
+        assert!(at.contains(word), "{id:x}: {at}");
+        assert!(next.contains("Battlemage"), "{id:x}: {next}");
+    }
+    for id in [0xe20b, 0xe223, 0x674c] {
+        is_in_place(gpu("xe", id));
+    }
+}
+
+/// xe has neither page faults for GPUs of i915's, and i915's dma-bufs are in the host.
+#[test]
+fn i915_is_not_told_that_xe_helps() {
+    let (code, at, next) = refused(gpu("i915", 0x56a0));
+    assert_eq!(code, Code::Driver);
+    assert!(at.contains("to the host"), "{at}");
+    assert!(next.starts_with("another GPU"), "{next}");
+}
+
+#[test]
+fn nics_without_dmabufs_are_not_told_to_register_one() {
+    let with = |driver| bound(Changed(common::picture("switch")), NIC, driver);
+    let (_, _, next) = refused(with("mlx4_core"));
+    assert!(next.contains("cannot register a dma-buf"), "{next}");
+    let (_, _, next) = refused(with("bnxt_en"));
+    assert!(next.contains("ibv_reg_dmabuf_mr()"), "{next}");
+    let (_, _, next) = refused(with("qede"));
+    assert!(next.contains("efa, ionic, irdma"), "{next}");
+}
+
+#[test]
+fn amdgpus_switch_is_also_for_nics() {
+    let with = |value| {
+        file(
+            amdgpu(Some("9.4.2"), true),
+            capture::AMDGPU_P2P,
+            Some(value),
+        )
+    };
+    is_in_place(with("Y"));
+    let (code, at, next) = refused(with("N"));
+    assert_eq!(code, Code::Policy);
+    assert_eq!(at, capture::AMDGPU_P2P);
+    assert!(next.contains("amdgpu.pcie_p2p=1"), "{next}");
+    let host = with("N");
+    let options = host.0.read(capture::OPTIONS).unwrap();
+    let options = options.replace("CONFIG_HSA_AMD_P2P=y", "");
+    is_in_place(file(host, capture::OPTIONS, Some(&options)));
+}
+
+#[test]
+fn amdgpu_that_reserved_no_addresses_has_no_pages() {
+    for (gc, word) in [
+        // Polaris does not tell its version.
+        (None, "older than GC 9.0.1"),
+        (Some("9.4.2"), "MI200"),
+        (Some("10.3.0"), "GC 10.3.0"),
+    ] {
+        let (code, at, _) = refused(amdgpu(gc, false));
+        assert_eq!(code, Code::Generation);
+        assert!(at.contains(word), "{at}");
+        is_in_place(amdgpu(gc, true));
+        // Nobody knows.
+        is_in_place(file(amdgpu(gc, false), capture::MEMORY, None));
+    }
+    // One reason is enough.
+    let host = amdgpu(Some("10.3.0"), false);
+    let options = host.0.read(capture::OPTIONS).unwrap();
+    let options = options.replace("CONFIG_HSA_AMD_SVM=y", "");
+    let (code, ..) = refused(file(host, capture::OPTIONS, Some(&options)));
+    assert_eq!(code, Code::KernelOption);
+    let (_, _, next) = refused(amdgpu(Some("9.4.2"), false));
+    assert!(next.contains("xGMI"), "{next}");
+    for gc in ["9.4.3", "12.0.1"] {
+        let (_, at, next) = refused(amdgpu(Some(gc), true));
+        assert!(at.contains("caches"), "{at}");
+        assert!(!next.contains("MI300"), "{next}");
+    }
+}
+
+#[test]
+fn memory_of_apus_is_behind_no_bar() {
+    for gc in ["9.3.0", "10.3.6", "11.0.1", "11.5.1"] {
+        let (_, at, _) = refused(amdgpu(Some(gc), true));
+        assert!(at.contains("APU"), "{at}");
+    }
+    // Its firmware need not tell.
+    let raven = || file(gpu("amdgpu", 0x15d8), capture::MEMORY, Some(GPU));
+    let (_, at, _) = refused(raven());
+    assert!(at.contains("APU"), "{at}");
+    // In a guest, that of others is a BAR.
+    let cpu = "vendor_id : AuthenticAMD\ncpu family : 25\nflags : hypervisor";
+    is_in_place(file(raven(), capture::CPU, Some(cpu)));
+}
+
+#[test]
+fn nearly_no_page_is_in_a_small_bar() {
+    let small = "0x90000000 0x9fffffff 0x0\n".repeat(3);
+    for (host, number) in [(amdgpu(Some("10.3.0"), true), 0), (gpu("xe", 0xe20b), 2)] {
+        let host = host.file(GPU, "resource", &small);
+        let host = host.file(GPU, "mem_info_vram_total", "17179869184");
+        let (_, all) = told(host);
+        let all: Vec<_> = all.iter().filter(|o| o.code == Code::BarSmall).collect();
+        assert_eq!(all.len(), 1, "BAR {number}");
+        assert!(all[0].at[0].contains(&host::size(16 << 30)), "{all:?}");
+        assert!(all[0].at[0].contains("nearly all of them"), "{all:?}");
+    }
+}
