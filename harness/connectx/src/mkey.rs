@@ -76,6 +76,9 @@ const MTT_READ: u64 = 1;
 const MTT_WRITE: u64 = 2;
 const MTT_FLAGS: u64 = 0xfff;
 
+/// A UMR writes blocks of so many bytes.
+pub const BLOCK: usize = 64;
+
 fn denied<T>(why: String) -> Result<T, Stop> {
     Err(Stop::Denied(why))
 }
@@ -353,6 +356,33 @@ impl Device {
         };
         let entries = entries.chunks_exact(size);
         entries.map(|entry| field.get(entry) & bits != 0).collect()
+    }
+
+    /// The first page past the end of a key in use that has a translation nevertheless.
+    ///
+    /// Only the block with the end is looked at: who writes the last entry writes all of it.
+    /// Blocks after it may be of an earlier use, when a key of the driver's pool was longer.
+    /// While a key is not in use, so may be its length.
+    pub fn past_the_end(&self, mkey: &Mkey) -> Option<u64> {
+        let l = &self.l.mkc;
+        let get = |field: crate::layout::Field| field.get(&mkey.context);
+        let mode = get(l.access_mode_4_2) << 2 | get(l.access_mode_1_0);
+        if mode != self.c.mode.mtt || get(l.free) != 0 || get(l.length64) != 0 {
+            return None;
+        }
+        let (start, shift) = (get(l.start_addr), get(l.log_page_size));
+        let last = start.checked_add(get(l.len).checked_sub(1)?)?;
+        let first = usize::try_from(at(last, shift) - at(start, shift)).ok()?;
+        let first = first.checked_add(1)?;
+        let size = self.l.mtt.size;
+        let end = first.checked_next_multiple_of(BLOCK / size)?;
+        let end = end.min(mkey.entries.len() / size);
+        if first >= end {
+            return None;
+        }
+        let present = self.present(mkey, &mkey.entries[first * size..end * size]);
+        let found = present.iter().position(|present| *present)?;
+        Some((first + found) as u64)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::layout::Field;
-use crate::mkey::Want;
+use crate::mkey::{BLOCK, Want};
 use crate::qp::{Segment, Send};
 
 impl Device {
@@ -56,9 +56,9 @@ impl Device {
         };
         let l = &self.l;
         let mkey = self.mkeys.get(&(key >> 8)).expect("it was there");
-        // UMR writes blocks of 64 bytes, so a shorter table ends with the last of them.
+        // A shorter table ends with the last block.
         let size = l.mkc.translations_octword_size.get(&mkey.context) as usize * 16;
-        let size = size.next_multiple_of(64);
+        let size = size.next_multiple_of(BLOCK);
         if first.saturating_add(entries.len()) > size {
             return Err(format!(
                 "key {key:#x} has {size} bytes of translations, and {} at {first} are none of them",
@@ -87,7 +87,25 @@ impl Device {
             mkey.entries[first..first + entries.len()].copy_from_slice(&entries);
             self.witness.umr(key, (first / stride) as u64, &present);
         }
+        self.check_the_end(qpn, key);
         Ok(())
+    }
+
+    /// A translation past the end of a key is nobody's: no invalidation takes it away, and
+    /// only the key's length keeps the device from its page.
+    fn check_the_end(&mut self, qpn: u32, key: u32) {
+        // On other queues users of the kernel leave there what they had before, and user
+        // space what it likes.
+        if self.qps[&qpn].service != self.c.qp_st.reg_umr {
+            return;
+        }
+        let mkey = &self.mkeys[&(key >> 8)];
+        if let Some(entry) = self.past_the_end(mkey) {
+            let len = self.l.mkc.len.get(&mkey.context);
+            self.witness.violation(&format!(
+                "UMR of key {key:#x}: entry {entry} is present, past the end of {len} bytes"
+            ));
+        }
     }
 
     fn gather_entries(&mut self, qpn: u32, rest: &[u8], count: usize) -> Result<Vec<u8>, String> {

@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::Instant;
 
 use anyhow::Result;
 use endpoint::log::Log;
@@ -54,6 +53,21 @@ pub struct Dma {
     pub used: Vec<Used>,
 }
 
+/// A request that has completed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Done {
+    /// The queue pair.
+    pub qpn: u32,
+    /// The operation.
+    pub op: &'static str,
+    /// Bytes.
+    pub len: u64,
+    /// Microseconds since the last doorbell of its queue.
+    pub took: u128,
+    /// It was all that there was in its queue, and waited for nothing.
+    pub direct: bool,
+}
+
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event<'a> {
@@ -82,11 +96,9 @@ enum Event<'a> {
         token: u64,
         error: bool,
     },
-    /// A request has completed, `took` microseconds after the last doorbell of its queue.
     Done {
-        qpn: u32,
-        len: u64,
-        took: u128,
+        #[serde(flatten)]
+        done: &'a Done,
     },
     Command {
         name: &'a str,
@@ -98,6 +110,7 @@ enum Event<'a> {
     End {
         #[serde(flatten)]
         totals: &'a Totals,
+        peak_kib: Option<u64>,
     },
 }
 
@@ -263,9 +276,8 @@ impl Witness {
     }
 
     /// A request has completed.
-    pub fn done(&mut self, qpn: u32, len: u64, rung: Instant) {
-        let took = rung.elapsed().as_micros();
-        self.line(Event::Done { qpn, len, took });
+    pub fn done(&mut self, done: &Done) {
+        self.line(Event::Done { done });
     }
 
     /// A command was carried out.
@@ -291,9 +303,20 @@ impl Witness {
     /// Writes the last line.
     pub fn end(&mut self) {
         let totals = self.totals.clone();
-        self.line(Event::End { totals: &totals });
+        self.line(Event::End {
+            totals: &totals,
+            peak_kib: peak_kib(),
+        });
         self.flush();
     }
+}
+
+/// The most memory that this process has had. The machine's is not in it: it is read and
+/// written as a file.
+fn peak_kib() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let peak = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    peak.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 #[cfg(test)]
@@ -338,6 +361,7 @@ mod tests {
         assert_eq!(events[1]["to"], "vram0");
         assert_eq!(events[4]["peer_bytes"], 8);
         assert_eq!(events[4]["violations"], 1);
+        assert!(events[4]["peak_kib"].as_u64().unwrap() > 1000);
     }
 
     #[test]
