@@ -71,7 +71,7 @@ impl Device {
                 "key {key:#x}: {more} bytes of translations more are too many"
             ));
         }
-        let present = self.present(mkey, &entries);
+        let present = self.present(&mkey.context, &entries);
         let stride = entries.len() / present.len().max(1);
         let mkey = self.mkeys.get_mut(&(key >> 8)).expect("it was there");
         for field in &changed {
@@ -81,10 +81,7 @@ impl Device {
             self.witness.umr(key, 0, &[]);
         }
         if !entries.is_empty() {
-            if mkey.entries.len() < first + entries.len() {
-                mkey.entries.resize(first + entries.len(), 0);
-            }
-            mkey.entries[first..first + entries.len()].copy_from_slice(&entries);
+            mkey.entries.write(first, &entries);
             self.witness.umr(key, (first / stride) as u64, &present);
         }
         self.check_the_end(qpn, key);

@@ -66,7 +66,8 @@ impl Ends {
             .mkeys
             .get_mut(&(self.keys[end] >> 8))
             .unwrap();
-        mkey.entries[8..16].copy_from_slice(&(self.pages[2 * end + 1] | 3).to_be_bytes());
+        mkey.entries
+            .write(8, &(self.pages[2 * end + 1] | 3).to_be_bytes());
     }
 }
 

@@ -152,8 +152,7 @@ fn the_log_tells_which_latencies_are_those_of_a_request_alone() {
         let index = u64::from(t.pair.a.posted) + n;
         l.opmod_idx_opcode.set(&mut wqe, index << 8 | c.rdma_write);
         l.qpn_ds.set(&mut wqe, u64::from(t.pair.a.qpn) << 8 | 3);
-        l.fm_ce_se
-            .set(&mut wqe, t.bench.device.c.misc.cq_update);
+        l.fm_ce_se.set(&mut wqe, t.bench.device.c.misc.cq_update);
         wqe.extend(segments(&t).concat());
         wqe.resize(64, 0);
         both.extend(wqe);
@@ -174,8 +173,14 @@ fn the_log_tells_which_latencies_are_those_of_a_request_alone() {
     let data = t.bench.data(t.to_key, 0x20_0000, 8);
     t.bench.receive(&mut t.pair.b, &[data]);
     let cq = &mut t.pair.b_cq;
-    assert!(t.bench.wait(Duration::from_secs(5), |bench| bench.poll(cq).is_some()));
-    assert_eq!(completed(&mut t.bench)[7..], [("send".to_owned(), 8, false)]);
+    assert!(
+        t.bench
+            .wait(Duration::from_secs(5), |bench| bench.poll(cq).is_some())
+    );
+    assert_eq!(
+        completed(&mut t.bench)[7..],
+        [("send".to_owned(), 8, false)]
+    );
 }
 
 /// The judge goes by these bits of each request, which the driver has chosen with the key.
