@@ -33,6 +33,7 @@ mod pci;
 mod qp;
 mod queue;
 mod server;
+mod table;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

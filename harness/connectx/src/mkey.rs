@@ -1,6 +1,7 @@
 //! Memory keys: what an address in a work request stands for.
 
 use crate::device::Device;
+use crate::table::Table;
 use crate::witness::Used;
 
 /// A key.
@@ -9,15 +10,7 @@ pub struct Mkey {
     /// Its context (`mkc`).
     pub context: Vec<u8>,
     /// Its translations, as the driver wrote them: MTTs, KLMs or KSMs.
-    pub entries: Vec<u8>,
-}
-
-impl Mkey {
-    /// A translation of so many bytes.
-    fn entry(&self, number: u64, size: usize) -> Option<&[u8]> {
-        let number = usize::try_from(number).ok()?;
-        self.entries.chunks_exact(size).nth(number)
-    }
+    pub entries: Table,
 }
 
 /// What somebody wants to do with memory.
@@ -75,6 +68,9 @@ const STEPS: usize = 1 << 18;
 const MTT_READ: u64 = 1;
 const MTT_WRITE: u64 = 2;
 const MTT_FLAGS: u64 = 0xfff;
+
+/// A UMR writes blocks of so many bytes.
+pub const BLOCK: usize = 64;
 
 fn denied<T>(why: String) -> Result<T, Stop> {
     Err(Stop::Denied(why))
@@ -259,7 +255,7 @@ impl Walk<'_> {
     fn ksm(&mut self, named: Named<'_>, number: u64, va: u64, len: usize) -> Result<(), Stop> {
         let l = self.device.l.klm;
         let key = named.key;
-        let Some(entry) = named.mkey.entry(number, l.size) else {
+        let Some(entry) = named.mkey.entries.entry(number, l.size) else {
             return denied(format!("key {key:#x} has no entry {number}"));
         };
         let va = l.va.get(entry).wrapping_add(self.inside(named, va));
@@ -270,7 +266,7 @@ impl Walk<'_> {
         let l = self.device.l.mtt;
         let needed = if self.want.write { MTT_WRITE } else { MTT_READ };
         // Beyond the table there is none.
-        let entry = named.mkey.entry(number, l.size);
+        let entry = named.mkey.entries.entry(number, l.size);
         let mtt = entry.map_or(0, |entry| l.ptag.get(entry));
         if mtt & needed == 0 {
             let mkey = named.key;
@@ -289,7 +285,7 @@ impl Walk<'_> {
     fn klms(&mut self, named: Named<'_>, mut offset: u64, mut len: usize) -> Result<(), Stop> {
         let Named { key, mkey } = named;
         let l = self.device.l.klm;
-        for (number, entry) in (0..).zip(mkey.entries.chunks_exact(l.size)) {
+        for (number, entry) in (0..).zip(mkey.entries.entries(l.size)) {
             if len == 0 {
                 break;
             }
@@ -344,8 +340,8 @@ impl Walk<'_> {
 
 impl Device {
     /// Which of these entries are present, for the witness: those of MTTs that can be read.
-    pub fn present(&self, mkey: &Mkey, entries: &[u8]) -> Vec<bool> {
-        let mode = self.l.mkc.access_mode_1_0.get(&mkey.context);
+    pub fn present(&self, context: &[u8], entries: &[u8]) -> Vec<bool> {
+        let mode = self.l.mkc.access_mode_1_0.get(context);
         let (size, field, bits) = if mode == self.c.mode.mtt {
             (self.l.mtt.size, self.l.mtt.ptag, MTT_READ | MTT_WRITE)
         } else {
@@ -353,6 +349,29 @@ impl Device {
         };
         let entries = entries.chunks_exact(size);
         entries.map(|entry| field.get(entry) & bits != 0).collect()
+    }
+
+    /// The first page past the end of a key in use that has a translation nevertheless.
+    ///
+    /// Only the block with the end is looked at: who writes the last entry writes all of it.
+    /// Blocks after it may be of an earlier use, when a key of the driver's pool was longer.
+    /// While a key is not in use, so may be its length.
+    pub fn past_the_end(&self, mkey: &Mkey) -> Option<u64> {
+        let l = &self.l.mkc;
+        let get = |field: crate::layout::Field| field.get(&mkey.context);
+        let mode = get(l.access_mode_4_2) << 2 | get(l.access_mode_1_0);
+        if mode != self.c.mode.mtt || get(l.free) != 0 || get(l.length64) != 0 {
+            return None;
+        }
+        let (start, shift) = (get(l.start_addr), get(l.log_page_size));
+        let last = start.checked_add(get(l.len).checked_sub(1)?)?;
+        let first = (at(last, shift) - at(start, shift)).checked_add(1)?;
+        let size = self.l.mtt.size;
+        let end = first.checked_next_multiple_of((BLOCK / size) as u64)?;
+        (first..end).find(|number| {
+            let entry = mkey.entries.entry(*number, size).unwrap_or_default();
+            self.present(&mkey.context, entry).contains(&true)
+        })
     }
 }
 

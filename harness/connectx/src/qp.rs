@@ -123,6 +123,8 @@ pub struct Send {
     pub receive: Option<Receive>,
     /// How often the other end was not ready.
     pub retries: u32,
+    /// Whether it has waited, for a page or for the other end.
+    pub has_waited: bool,
     /// Since when there has been no other end.
     pub absent_since: Option<Instant>,
     /// What an atomic operation found, once it was done: it is done once, however often
@@ -173,6 +175,8 @@ pub struct Qp {
     pub posted: u16,
     /// When it last said so.
     pub rung: Instant,
+    /// What was posted then begins here, if there was nothing else.
+    pub rung_at: Option<u16>,
     /// What is being sent.
     pub current: Option<Send>,
     /// What that waits for.

@@ -85,6 +85,8 @@ impl Device {
         match self.memory.read_u32(at) {
             Ok(counter) => {
                 if let Some(qp) = self.qps.get_mut(&qpn) {
+                    let is_idle = qp.current.is_none() && qp.sent == qp.posted;
+                    qp.rung_at = is_idle.then_some(qp.sent);
                     qp.posted = counter as u16;
                     qp.rung = Instant::now();
                 }
@@ -137,6 +139,7 @@ impl Device {
             Ok(()) if send.done >= send.total => self.finish(qpn, &send),
             Ok(()) => self.keep(qpn, send, Wait::No),
             Err(Halt::Fault(side, missing)) => {
+                send.has_waited = true;
                 self.keep(qpn, send, Wait::No);
                 let token = self.fault(qpn, side, &missing);
                 if let Some(qp) = self.qps.get_mut(&qpn) {
@@ -183,6 +186,7 @@ impl Device {
         if is_over {
             return self.fail(qpn, &send, syndrome);
         }
+        send.has_waited = true;
         self.keep(qpn, send, Wait::Timer);
         self.queue_later(qpn, NOT_READY);
     }

@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::layout::Field;
-use crate::mkey::Want;
+use crate::mkey::{BLOCK, Want};
 use crate::qp::{Segment, Send};
 
 impl Device {
@@ -56,9 +56,9 @@ impl Device {
         };
         let l = &self.l;
         let mkey = self.mkeys.get(&(key >> 8)).expect("it was there");
-        // UMR writes blocks of 64 bytes, so a shorter table ends with the last of them.
+        // A shorter table ends with the last block.
         let size = l.mkc.translations_octword_size.get(&mkey.context) as usize * 16;
-        let size = size.next_multiple_of(64);
+        let size = size.next_multiple_of(BLOCK);
         if first.saturating_add(entries.len()) > size {
             return Err(format!(
                 "key {key:#x} has {size} bytes of translations, and {} at {first} are none of them",
@@ -71,7 +71,7 @@ impl Device {
                 "key {key:#x}: {more} bytes of translations more are too many"
             ));
         }
-        let present = self.present(mkey, &entries);
+        let present = self.present(&mkey.context, &entries);
         let stride = entries.len() / present.len().max(1);
         let mkey = self.mkeys.get_mut(&(key >> 8)).expect("it was there");
         for field in &changed {
@@ -81,13 +81,28 @@ impl Device {
             self.witness.umr(key, 0, &[]);
         }
         if !entries.is_empty() {
-            if mkey.entries.len() < first + entries.len() {
-                mkey.entries.resize(first + entries.len(), 0);
-            }
-            mkey.entries[first..first + entries.len()].copy_from_slice(&entries);
+            mkey.entries.write(first, &entries);
             self.witness.umr(key, (first / stride) as u64, &present);
         }
+        self.check_the_end(qpn, key);
         Ok(())
+    }
+
+    /// A translation past the end of a key is nobody's: no invalidation takes it away, and
+    /// only the key's length keeps the device from its page.
+    fn check_the_end(&mut self, qpn: u32, key: u32) {
+        // On other queues users of the kernel leave there what they had before, and user
+        // space what it likes.
+        if self.qps[&qpn].service != self.c.qp_st.reg_umr {
+            return;
+        }
+        let mkey = &self.mkeys[&(key >> 8)];
+        if let Some(entry) = self.past_the_end(mkey) {
+            let len = self.l.mkc.len.get(&mkey.context);
+            self.witness.violation(&format!(
+                "UMR of key {key:#x}: entry {entry} is present, past the end of {len} bytes"
+            ));
+        }
     }
 
     fn gather_entries(&mut self, qpn: u32, rest: &[u8], count: usize) -> Result<Vec<u8>, String> {

@@ -5,9 +5,8 @@
 //! the translation it used, so that "before or after which invalidation" can be read
 //! from the numbers alone. Queues, completions and mailboxes are not written down.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::time::Instant;
 
 use anyhow::Result;
 use endpoint::log::Log;
@@ -54,6 +53,21 @@ pub struct Dma {
     pub used: Vec<Used>,
 }
 
+/// A request that has completed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Done {
+    /// The queue pair.
+    pub qpn: u32,
+    /// The operation.
+    pub op: &'static str,
+    /// Bytes.
+    pub len: u64,
+    /// Microseconds since the last doorbell of its queue.
+    pub took: u128,
+    /// It was all that there was in its queue, and waited for nothing.
+    pub direct: bool,
+}
+
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event<'a> {
@@ -82,11 +96,9 @@ enum Event<'a> {
         token: u64,
         error: bool,
     },
-    /// A request has completed, `took` microseconds after the last doorbell of its queue.
     Done {
-        qpn: u32,
-        len: u64,
-        took: u128,
+        #[serde(flatten)]
+        done: &'a Done,
     },
     Command {
         name: &'a str,
@@ -98,6 +110,7 @@ enum Event<'a> {
     End {
         #[serde(flatten)]
         totals: &'a Totals,
+        peak_kib: Option<u64>,
     },
 }
 
@@ -125,10 +138,47 @@ pub struct Totals {
 /// What changes made of a key, by their numbers.
 #[derive(Default)]
 struct Written {
-    /// Which one wrote a translation.
-    entries: HashMap<u64, u64>,
+    /// Which one wrote a translation: by its first entry in a row, the end and the number.
+    rows: BTreeMap<u64, (u64, u64)>,
     /// The last one of the key itself.
     key: u64,
+}
+
+impl Written {
+    fn by(&self, entry: u64) -> Option<u64> {
+        let (_, (end, n)) = self.rows.range(..=entry).next_back()?;
+        (*end > entry).then_some(*n)
+    }
+
+    /// Change `n` wrote the entries from `first` on. Those that are absent have no writer.
+    fn write(&mut self, first: u64, entries: &[bool], n: u64) {
+        let to = first.saturating_add(entries.len() as u64);
+        let before = self.rows.range(..first).next_back();
+        let inside = self.rows.range(first..to);
+        let touched = Vec::from_iter(
+            before
+                .into_iter()
+                .chain(inside)
+                .map(|(at, row)| (*at, *row)),
+        );
+        for (at, (end, by)) in touched {
+            self.rows.remove(&at);
+            if at < first {
+                self.rows.insert(at, (end.min(first), by));
+            }
+            if end > to {
+                self.rows.insert(to, (end, by));
+            }
+        }
+        let mut at = first;
+        for row in entries.chunk_by(|one, next| one == next) {
+            let end = at.saturating_add(row.len() as u64);
+            if row[0] {
+                self.rows.insert(at, (end, n));
+            }
+            at = end;
+        }
+    }
 }
 
 /// Writes the log.
@@ -163,11 +213,11 @@ impl Witness {
     /// What an address is translated by now.
     pub fn used(&self, mkey: u32, entry: u64) -> Used {
         let written = self.written.get(&(mkey >> 8));
-        let umr = written.and_then(|written| written.entries.get(&entry));
+        let umr = written.and_then(|written| written.by(entry));
         Used {
             mkey,
             entry,
-            umr: umr.copied().unwrap_or(0),
+            umr: umr.unwrap_or(0),
             key_umr: written.map_or(0, |written| written.key),
         }
     }
@@ -231,13 +281,7 @@ impl Witness {
         if entries.is_empty() {
             written.key = n;
         }
-        for (entry, present) in (first..).zip(entries) {
-            if *present {
-                written.entries.insert(entry, n);
-            } else {
-                written.entries.remove(&entry);
-            }
-        }
+        written.write(first, entries, n);
     }
 
     /// A key is gone.
@@ -263,9 +307,8 @@ impl Witness {
     }
 
     /// A request has completed.
-    pub fn done(&mut self, qpn: u32, len: u64, rung: Instant) {
-        let took = rung.elapsed().as_micros();
-        self.line(Event::Done { qpn, len, took });
+    pub fn done(&mut self, done: &Done) {
+        self.line(Event::Done { done });
     }
 
     /// A command was carried out.
@@ -291,14 +334,27 @@ impl Witness {
     /// Writes the last line.
     pub fn end(&mut self) {
         let totals = self.totals.clone();
-        self.line(Event::End { totals: &totals });
+        self.line(Event::End {
+            totals: &totals,
+            peak_kib: peak_kib(),
+        });
         self.flush();
     }
+}
+
+/// The most memory that this process has had. The machine's is not in it: it is read and
+/// written as a file.
+fn peak_kib() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let peak = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    peak.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use proptest::prelude::*;
 
     fn dma(addr: u64) -> Dma {
         Dma {
@@ -338,6 +394,7 @@ mod tests {
         assert_eq!(events[1]["to"], "vram0");
         assert_eq!(events[4]["peer_bytes"], 8);
         assert_eq!(events[4]["violations"], 1);
+        assert!(events[4]["peak_kib"].as_u64().unwrap() > 1000);
     }
 
     #[test]
@@ -348,5 +405,31 @@ mod tests {
         assert_eq!((witness.used(1, 4).umr, witness.used(1, 5).umr), (0, 2));
         witness.forget(1);
         assert_eq!(witness.used(1, 5).umr, 0);
+    }
+    #[test]
+    fn who_wrote_many_in_a_row_takes_little_memory() {
+        let mut witness = Witness::new(None).unwrap();
+        witness.umr(0x100, 0, &[true; 65536]);
+        witness.umr(0x100, 30, &[true, false, false, true]);
+        assert_eq!(witness.written[&1].rows.len(), 4);
+        let by = [29, 30, 31, 33, 34, 65535, 65536].map(|entry| witness.used(0x100, entry).umr);
+        assert_eq!(by, [1, 2, 0, 2, 1, 1, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn each_entry_has_its_last_writer(
+            writes in prop::collection::vec((0..40u64, prop::collection::vec(any::<bool>(), 1..20)), 1..20),
+        ) {
+            let (mut written, mut plain) = (Written::default(), [0; 64]);
+            for (n, (first, entries)) in (1..).zip(writes) {
+                written.write(first, &entries, n);
+                for (entry, present) in (first as usize..).zip(entries) {
+                    plain[entry] = if present { n } else { 0 };
+                }
+            }
+            let seen = Vec::from_iter((0..64).map(|entry| written.by(entry).unwrap_or(0)));
+            prop_assert_eq!(seen, plain);
+        }
     }
 }

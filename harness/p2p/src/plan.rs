@@ -26,6 +26,7 @@ use crate::vm::{Boot, Booter, End, Ran};
 
 mod claims;
 mod inputs;
+mod nic;
 
 /// qemu/tests.toml
 #[derive(Debug, Deserialize)]
@@ -80,6 +81,12 @@ pub struct Spec {
     pub kunit: Option<String>,
     #[serde(default)]
     pub kmemleak: bool,
+    /// The NIC must have read and written each GPU that it may reach.
+    #[serde(default)]
+    pub at_peer: bool,
+    /// What the model of a ConnectX may take, by topology.
+    #[serde(default)]
+    pub bounds: BTreeMap<String, nic::Bounds>,
     /// What the kernel runs is kept, for [`crate::coverage`].
     #[serde(default)]
     pub coverage: bool,
@@ -182,6 +189,12 @@ impl Spec {
         }
         if !self.own.is_empty() && self.scenarios.is_none() {
             bail!("job {name}: nothing plays its scenarios");
+        }
+        if let Some(topology) = self.bounds.keys().find(|t| !self.topologies.contains(t)) {
+            bail!("job {name}: bounds are for {topology}, where it does not run");
+        }
+        if (self.at_peer || !self.bounds.is_empty()) && !self.models().has_connectx(self.machine) {
+            bail!("job {name}: at_peer and bounds are of machines with a ConnectX only");
         }
         match self.machine {
             Kind::Parallel if self.icount.is_some() => {
@@ -327,6 +340,9 @@ impl<'a> Job<'a> {
             outcomes.push(Outcome::unless(&self.name, "enough tests pass", trouble));
         }
         outcomes.extend(of_machine(&self.name, &ran, &self.spec.allow, paths));
+        if self.spec.models().has_connectx(self.spec.machine) {
+            outcomes.extend(nic::outcomes(&self.name, &self.spec, self.topology, &ran));
+        }
         if self.spec.kmemleak {
             outcomes.push(Outcome::unless(
                 &self.name,

@@ -70,13 +70,15 @@ pub struct Nic {
 }
 
 /// What the driver of a NIC may have it send, by where the NIC is.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requests {
     /// With addresses that were translated beforehand (ATS).
     pub ats: bool,
     /// To a peer with relaxed ordering.
     pub relaxed_at_peer: bool,
+    /// To these GPUs, by their numbers.
+    pub peers: Vec<usize>,
 }
 
 /// A scenario of p2p_demo and what must come of it.
@@ -326,7 +328,19 @@ impl Scenario {
 
 impl Topology {
     fn check(&self) -> Result<()> {
-        self.scenarios.iter().try_for_each(Scenario::check)
+        self.scenarios.iter().try_for_each(Scenario::check)?;
+        // What selftests expect is seen from the first NIC.
+        let peers = &self.requests.peers;
+        for (number, path) in self.expect.split(',').enumerate() {
+            let is_peer = matches!(path, "bus_addr" | "host_bridge");
+            if is_peer != peers.contains(&number) && (is_peer || self.nics.len() == 1) {
+                bail!("expect says {path:?} of GPU {number}, and requests has peers = {peers:?}");
+            }
+        }
+        match peers.iter().find(|number| **number >= self.gpus.len()) {
+            Some(number) => bail!("requests may reach GPU {number}, which is not there"),
+            None => Ok(()),
+        }
     }
 
     /// CPU and devices, as QEMU's arguments.
@@ -490,7 +504,7 @@ mod tests {
         let text = |peer: u64, home: u64, kind: &str| {
             format!(
                 "summary=''\nkernel=''\ncpu=''\ndevices=[]\ngpus=[]\nnics=[]\nexpect=''\n\
-                 requests={{ats=false,relaxed_at_peer=false}}\n\
+                 requests={{ats=false,relaxed_at_peer=false,peers=[]}}\n\
                  [[scenario]]\nname='x'\npages=8\nkind='{kind}'\npeer={peer}\nhome={home}\n"
             )
         };
@@ -499,5 +513,30 @@ mod tests {
         assert!(check(text(5, 4, "bus_addr")).is_err());
         assert!(check(text(0, 8, "bus_addr")).is_err());
         assert!(check(text(8, 0, "host")).is_err());
+    }
+
+    #[test]
+    fn peers_are_those_that_selftests_expect() {
+        let check = |expect: &str, peers: &str, nics: &str| {
+            let gpu = "{bus='',vram=''}";
+            let text = format!(
+                "summary=''\nkernel=''\ncpu=''\ndevices=[]\ngpus=[{gpu},{gpu}]\nnics=[{nics}]\n\
+                 expect='{expect}'\n\
+                 requests={{ats=false,relaxed_at_peer=false,peers=[{peers}]}}\n"
+            );
+            toml::from_str::<Topology>(&text).unwrap().check().is_ok()
+        };
+        let one = "{bus=''}";
+        assert!(check("bus_addr,topology", "0", one));
+        assert!(check("host_bridge,bus_addr", "0,1", one));
+        assert!(check("none", "", one));
+        assert!(!check("bus_addr,topology", "", one));
+        assert!(!check("bus_addr,topology", "0,1", one));
+        assert!(!check("topology,topology", "0", one));
+        assert!(!check("bus_addr,bus_addr,bus_addr", "0,1,2", one));
+        // Another NIC may reach what the first one does not, and not the other way round.
+        let two = format!("{one},{one}");
+        assert!(check("bus_addr,topology", "0,1", &two));
+        assert!(!check("bus_addr,topology", "1", &two));
     }
 }

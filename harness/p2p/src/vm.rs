@@ -185,7 +185,7 @@ impl Booter<'_> {
         let time = start.elapsed();
         let witness = match boot.kind {
             Kind::Counting => None,
-            Kind::Parallel => Some(model::end(models, boot.topology.requests)?),
+            Kind::Parallel => Some(model::end(models, &boot.topology.requests)?),
         };
         let console = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let job = fs::read_to_string(dir.join("out/status")).ok();
@@ -247,7 +247,7 @@ impl Booter<'_> {
         self.ui.say(format!("+ {}", shown(&command)));
         crate::proc::interactive(&mut command)?;
         judge.close(&dir);
-        if let Some(trouble) = model::end(models, boot.topology.requests)? {
+        if let Some(trouble) = model::end(models, &boot.topology.requests)? {
             self.ui.say(trouble);
         }
         Ok(())

@@ -1,7 +1,8 @@
 //! What a model of a ConnectX did, by its own log (harness/connectx/src/witness.rs). The
 //! model knows of no claim: it moves bytes, and the log says where they were.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -18,6 +19,8 @@ use crate::vm::indent;
 enum Event {
     Dma {
         to: String,
+        #[serde(default)]
+        dir: String,
         len: u64,
         ats: bool,
         ro: bool,
@@ -25,11 +28,18 @@ enum Event {
     Command {
         name: String,
     },
+    Done {
+        op: String,
+        len: u64,
+        took: u64,
+        direct: bool,
+    },
     End {
         ram_bytes: u64,
         peer_bytes: u64,
         #[serde(default)]
         bus_bytes: u64,
+        peak_kib: Option<u64>,
     },
     #[serde(other)]
     Other,
@@ -73,8 +83,9 @@ pub fn conversations(log: &str) -> Result<Vec<Conversation>> {
                 ram_bytes,
                 peer_bytes,
                 bus_bytes,
+                ..
             } => end = Some((ram_bytes, peer_bytes + bus_bytes)),
-            Event::Command { .. } | Event::Other => {}
+            Event::Command { .. } | Event::Done { .. } | Event::Other => {}
         }
     }
     all.retain(|conversation| !conversation.0.is_empty());
@@ -97,27 +108,29 @@ pub fn conversations(log: &str) -> Result<Vec<Conversation>> {
 
 /// How requests of a NIC go against what they may be in its topology, with the log's lines;
 /// or why its log does not tell.
-pub fn forbidden(log: &Path, may: Requests) -> Option<String> {
+pub fn forbidden(log: &Path, may: &Requests) -> Option<String> {
     let read = || -> Result<_> {
-        let mut all = BTreeMap::<_, (usize, Vec<String>)>::new();
+        let mut all = BTreeMap::<String, (usize, Vec<String>)>::new();
         for line in BufReader::new(File::open(log)?).lines() {
             let line = line?;
             // Logs are long, and few requests are anything but plain.
-            if !line.contains("true") {
+            let is_odd = |to| line.contains("true") || may_not_reach(to, may);
+            if !place(&line).is_some_and(is_odd) {
                 continue;
             }
             let Event::Dma { to, ats, ro, .. } = serde_json::from_str(&line)? else {
                 continue;
             };
             let broken = [
-                (ats && !may.ats, "ATS"),
+                (ats && !may.ats, "with ATS".to_owned()),
                 (
                     ro && !may.relaxed_at_peer && is_vram(&to),
-                    "relaxed ordering at a peer",
+                    "with relaxed ordering at a peer".to_owned(),
                 ),
+                (may_not_reach(&to, may), format!("at {to}")),
             ];
-            for (_, what) in broken.iter().filter(|(is_broken, _)| *is_broken) {
-                let (count, lines) = all.entry(*what).or_default();
+            for (_, what) in broken.into_iter().filter(|(is_broken, _)| *is_broken) {
+                let (count, lines) = all.entry(what).or_default();
                 *count += 1;
                 if lines.len() < LINES {
                     lines.push(line.clone());
@@ -129,20 +142,116 @@ pub fn forbidden(log: &Path, may: Requests) -> Option<String> {
     let told = match read() {
         Ok(all) => Vec::from_iter(all.iter().map(|(what, (count, lines))| {
             let lines = indent(&lines.join("\n"));
-            format!("{count} DMAs with {what}, which this topology excludes:\n{lines}")
+            format!("{count} DMAs {what}, which this topology excludes:\n{lines}")
         })),
         Err(error) => vec![format!("{}: {error:#}", log.display())],
     };
     (!told.is_empty()).then(|| told.join("\n"))
 }
 
+/// The place in a line about a DMA.
+fn place(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once(r#""to":""#)?;
+    rest.split('"').next()
+}
+
+/// Memory of GPUs that no NIC reaches in this topology.
+fn may_not_reach(place: &str, may: &Requests) -> bool {
+    match place.strip_prefix("vram") {
+        Some(number) => number.parse().map_or(true, |n| !may.peers.contains(&n)),
+        None => place == BUS && may.peers.is_empty(),
+    }
+}
+
+/// Which of these places the NIC has not both read and written.
+pub fn unused(log: &Path, places: &[String]) -> Result<Vec<String>> {
+    let ways = |place: &String| ["read", "written"].map(|way| (place.clone(), way));
+    let mut missing = BTreeSet::from_iter(places.iter().flat_map(ways));
+    for line in BufReader::new(File::open(log)?).lines() {
+        if missing.is_empty() {
+            break;
+        }
+        let line = line?;
+        if place(&line).is_none_or(|to| missing.iter().all(|(place, _)| place != to)) {
+            continue;
+        }
+        if let Event::Dma { to, dir, len, .. } = serde_json::from_str(&line)?
+            && len > 0
+        {
+            missing.remove(&(to, if dir == "read" { "read" } else { "written" }));
+        }
+    }
+    let missing = missing.into_iter();
+    Ok(Vec::from_iter(missing.map(|(place, way)| {
+        format!("the NIC has not {way} {place}")
+    })))
+}
+
+/// How quick and how small a model was.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// The median of RDMA writes of 4 KiB between resident pages, from doorbell to
+    /// completion, in microseconds; nothing if there were none.
+    pub write_us: Option<u64>,
+    /// How many of them there were.
+    pub writes: usize,
+    /// Its memory at the peak, if it knows.
+    pub peak_kib: Option<u64>,
+}
+
+/// Takes them from a log.
+pub fn figures(log: &Path) -> Result<Figures> {
+    let mut took = Vec::new();
+    let mut end = None;
+    for line in BufReader::new(File::open(log)?).lines() {
+        let line = line?;
+        if !line.contains(r#""op":"rdma_write""#) && !line.contains(r#""event":"end""#) {
+            continue;
+        }
+        match serde_json::from_str(&line)? {
+            Event::Done {
+                op,
+                len: 4096,
+                took: us,
+                direct: true,
+            } if op == "rdma_write" => took.push(us),
+            Event::End { peak_kib, .. } => end = Some(peak_kib),
+            _ => {}
+        }
+    }
+    let Some(peak_kib) = end else {
+        bail!("it has no last line");
+    };
+    took.sort_unstable();
+    Ok(Figures {
+        write_us: took.get(took.len() / 2).copied(),
+        writes: took.len(),
+        peak_kib,
+    })
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.write_us {
+            Some(us) => write!(f, "RDMA writes of 4 KiB: median {us} us of {}", self.writes)?,
+            None => write!(f, "no RDMA writes of 4 KiB")?,
+        }
+        match self.peak_kib {
+            Some(kib) => write!(f, "; memory of the model: {:.1} MiB", kib as f64 / 1024.0),
+            None => write!(f, "; memory of the model: not known"),
+        }
+    }
+}
+
 fn is_ram(place: &str) -> bool {
     place == "ram"
 }
 
-/// `bus` is what QEMU reached for the NIC: the BAR of a GPU that is a model.
+/// What QEMU reached for the NIC: the BAR of a GPU that is a model.
+pub const BUS: &str = "bus";
+
 fn is_vram(place: &str) -> bool {
-    place.starts_with("vram") || place == "bus"
+    place.starts_with("vram") || place == BUS
 }
 
 impl Conversation {
@@ -220,37 +329,48 @@ mod tests {
         assert!(all[1].contradicts(1).is_some());
     }
 
-    fn forbidden_in(log: &str, may: Requests) -> Option<String> {
+    fn file(log: &str) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), log).unwrap();
-        forbidden(file.path(), may)
+        file
     }
 
-    const PLAIN: Requests = Requests {
-        ats: false,
-        relaxed_at_peer: false,
-    };
+    fn forbidden_in(log: &str, may: &Requests) -> Option<String> {
+        forbidden(file(log).path(), may)
+    }
+
+    /// To the GPU of the log.
+    fn plain() -> Requests {
+        Requests {
+            ats: false,
+            relaxed_at_peer: false,
+            peers: vec![1],
+        }
+    }
 
     #[test]
     fn ats_is_told_where_a_topology_excludes_it() {
-        assert_eq!(forbidden_in(LOG, PLAIN), None);
+        assert_eq!(forbidden_in(LOG, &plain()), None);
         let log = LOG.replace(r#""ats":false"#, r#""ats":true"#);
-        let told = forbidden_in(&log, PLAIN).unwrap();
+        let told = forbidden_in(&log, &plain()).unwrap();
         assert!(told.starts_with("4 DMAs with ATS, "), "{told}");
         assert!(
             told.contains(r#"    {"n":3,"us":12,"event":"dma""#),
             "{told}"
         );
         assert_eq!(told.lines().count(), 1 + LINES, "{told}");
-        let may = Requests { ats: true, ..PLAIN };
-        assert_eq!(forbidden_in(&log, may), None);
+        let may = Requests {
+            ats: true,
+            ..plain()
+        };
+        assert_eq!(forbidden_in(&log, &may), None);
     }
 
     #[test]
     fn relaxed_ordering_is_told_only_at_a_peer() {
         let log = LOG.replace(r#""ro":false"#, r#""ro":true"#);
         for place in ["vram1", "bus"] {
-            let told = forbidden_in(&log.replace("vram1", place), PLAIN).unwrap();
+            let told = forbidden_in(&log.replace("vram1", place), &plain()).unwrap();
             assert!(told.starts_with("1 DMAs with relaxed ordering"), "{told}");
             assert!(
                 told.contains(r#"    {"n":4,"us":13,"event":"dma""#),
@@ -258,19 +378,100 @@ mod tests {
             );
             assert_eq!(told.lines().count(), 2, "{told}");
         }
-        assert_eq!(forbidden_in(&log.replace("vram1", "ram"), PLAIN), None);
+        assert_eq!(forbidden_in(&log.replace("vram1", "ram"), &plain()), None);
         let may = Requests {
             relaxed_at_peer: true,
-            ..PLAIN
+            ..plain()
         };
-        assert_eq!(forbidden_in(&log, may), None);
+        assert_eq!(forbidden_in(&log, &may), None);
+    }
+
+    #[test]
+    fn a_gpu_that_is_out_of_reach_is_not_reached() {
+        let nowhere = Requests {
+            peers: Vec::new(),
+            ..plain()
+        };
+        for place in ["vram1", "vram12", "bus"] {
+            let log = LOG.replace("vram1", place);
+            let told = forbidden_in(&log, &nowhere).unwrap();
+            let begin = format!("1 DMAs at {place}, which this topology excludes:\n    {{\"n\":4,");
+            assert!(told.starts_with(&begin), "{told}");
+        }
+        let other = Requests {
+            peers: vec![0],
+            ..plain()
+        };
+        assert!(forbidden_in(LOG, &other).unwrap().contains("at vram1"));
+        // Whose BAR it is, is not known.
+        assert_eq!(forbidden_in(&LOG.replace("vram1", "bus"), &other), None);
+        assert_eq!(forbidden_in(&LOG.replace("vram1", "ram"), &nowhere), None);
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_used_is_told() {
+        let log = file(LOG);
+        let told = |places: &[&str]| {
+            let places = Vec::from_iter(places.iter().map(|place| (*place).to_owned()));
+            unused(log.path(), &places).unwrap()
+        };
+        assert_eq!(told(&["vram1"]), ["the NIC has not read vram1"]);
+        assert_eq!(
+            told(&["ram", "vram0"]),
+            [
+                "the NIC has not read vram0",
+                "the NIC has not written vram0"
+            ]
+        );
+        assert!(told(&[]).is_empty());
+        let none = file(&LOG.replace(r#""len":4096"#, r#""len":0"#));
+        assert_eq!(unused(none.path(), &["vram1".to_owned()]).unwrap().len(), 2);
+        assert!(unused(Path::new("/nowhere/log"), &["vram1".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn the_median_is_that_of_writes_between_resident_pages() {
+        let done = |op: &str, len: u64, took: u64, direct: bool| {
+            format!(
+                "{{\"n\":1,\"event\":\"done\",\"qpn\":1,\"op\":\"{op}\",\"len\":{len},\
+                 \"took\":{took},\"direct\":{direct}}}\n"
+            )
+        };
+        let all = [
+            done("rdma_write", 4096, 90, true),
+            done("rdma_write", 4096, 30, true),
+            done("rdma_write", 4096, 50, true),
+            // It waited; another size; other operations.
+            done("rdma_write", 4096, 1, false),
+            done("rdma_write", 4095, 2, true),
+            done("rdma_read", 4096, 3, true),
+            done("umr", 4096, 4, true),
+        ];
+        let read = |lines: &[String], end: &str| figures(file(&(lines.concat() + end)).path());
+        let end = r#"{"event":"end","ram_bytes":0,"peer_bytes":0,"peak_kib":2560}"#;
+        let seen = read(&all, end).unwrap();
+        let expected = Figures {
+            write_us: Some(50),
+            writes: 3,
+            peak_kib: Some(2560),
+        };
+        assert_eq!(seen, expected);
+        assert_eq!(
+            seen.to_string(),
+            "RDMA writes of 4 KiB: median 50 us of 3; memory of the model: 2.5 MiB"
+        );
+        let none = read(&all[3..], &end.replace(",\"peak_kib\":2560", "")).unwrap();
+        assert_eq!(none, Figures::default());
+        assert!(none.to_string().starts_with("no RDMA writes of 4 KiB; "));
+        assert!(none.to_string().ends_with("not known"));
+        assert!(read(&all, "").is_err());
     }
 
     #[test]
     fn a_log_that_cannot_be_read_says_nothing_good() {
-        let told = forbidden(Path::new("/nowhere/log"), PLAIN).unwrap();
+        let told = forbidden(Path::new("/nowhere/log"), &plain()).unwrap();
         assert!(told.starts_with("/nowhere/log: "), "{told}");
-        let told = forbidden_in(r#"{"event":"dma","ro":true}"#, PLAIN).unwrap();
+        let told = forbidden_in(r#"{"event":"dma","to":"ram","ro":true}"#, &plain()).unwrap();
         assert!(told.contains("missing field"), "{told}");
     }
 

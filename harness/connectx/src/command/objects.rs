@@ -7,6 +7,7 @@ use crate::memory::Buffer;
 use crate::mkey::Mkey;
 use crate::qp::{Ring, Srq};
 use crate::queue::{Arm, CQE, Completion, Cq, EQE, Eq};
+use crate::table::Table;
 
 /// log2 of the entries of a queue at most: events and completions,
 /// receive requests.
@@ -134,18 +135,18 @@ impl Device {
         let at = l.translations.byte();
         // The implicit key of memory scheme says more than it gives: the rest is absent.
         let given = input.get(at..).unwrap_or_default();
-        let entries = given[..given.len().min(words * 16)].to_vec();
+        let entries = &given[..given.len().min(words * 16)];
         if !self.has_room(entries.len()) {
             return Err(Status::NoResources);
         }
         let index = self.number()?;
         let key = index << 8 | self.l.mkc.mkey_7_0.get(&context) as u32;
-        let mkey = Mkey { context, entries };
-        let present = self.present(&mkey, &mkey.entries);
+        let present = self.present(&context, entries);
         if !present.is_empty() {
             self.witness.umr(key, 0, &present);
         }
-        self.mkeys.insert(index, mkey);
+        let entries = Table::from(entries);
+        self.mkeys.insert(index, Mkey { context, entries });
         self.l.create_mkey_out.mkey_index.set(out, u64::from(index));
         Ok(())
     }
@@ -156,9 +157,7 @@ impl Device {
         let l = &self.l.query_mkey_out;
         slice_mut(out, l.context, self.l.mkc.size)?.copy_from_slice(&mkey.context);
         let to = out.get_mut(l.translations.byte()..).unwrap_or_default();
-        for (to, from) in to.iter_mut().zip(&mkey.entries) {
-            *to = *from;
-        }
+        mkey.entries.read(to);
         Ok(())
     }
 

@@ -66,6 +66,7 @@ impl Device {
             sent: 0,
             posted: 0,
             rung: Instant::now(),
+            rung_at: None,
             current: None,
             wait: Wait::No,
             is_queued: false,

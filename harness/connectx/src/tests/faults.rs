@@ -66,7 +66,8 @@ impl Ends {
             .mkeys
             .get_mut(&(self.keys[end] >> 8))
             .unwrap();
-        mkey.entries[8..16].copy_from_slice(&(self.pages[2 * end + 1] | 3).to_be_bytes());
+        mkey.entries
+            .write(8, &(self.pages[2 * end + 1] | 3).to_be_bytes());
     }
 }
 
@@ -173,6 +174,10 @@ fn the_driver_is_asked_and_its_answer_lets_the_rest_arrive() {
         t.page_in(absent);
         t.bench.resume(next, false).unwrap();
         assert_eq!(t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome, 0);
+        // Its latency is that of the driver.
+        let lines = t.bench.lines();
+        let done = lines.iter().rfind(|line| line["event"] == "done").unwrap();
+        assert_eq!(done["direct"], false);
         assert_eq!(
             t.bench.get(t.pages[3], PAGE as usize),
             [0xaa; PAGE as usize]

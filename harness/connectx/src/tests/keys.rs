@@ -90,9 +90,9 @@ impl Ends {
     }
 
     fn entries(&self) -> Vec<u64> {
-        let bytes = &self.bench.device.mkeys[&(self.key >> 8)].entries;
-        let chunks = bytes.chunks_exact(8);
-        chunks
+        let entries = &self.bench.device.mkeys[&(self.key >> 8)].entries;
+        entries
+            .entries(8)
             .map(|b| u64::from_be_bytes(b.try_into().unwrap()))
             .collect()
     }
@@ -344,7 +344,7 @@ fn the_keys_together_have_no_more_translations_than_there_is_room() {
     t.bench.settle();
     let syndrome = t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome;
     assert_eq!(syndrome, t.bench.device.c.syndromes.mw_bind_err);
-    assert!(t.bench.device.mkeys[&(key >> 8)].entries.is_empty());
+    assert!(t.bench.device.mkeys[&(key >> 8)].entries.len() == 0);
 }
 
 #[test]
@@ -428,5 +428,94 @@ fn a_dma_by_a_translation_that_has_ended_is_a_violation() {
         let told = &device.witness.first_violations;
         assert_eq!(told.is_empty(), is_right, "{what}: {told:?}");
         assert!(told.iter().all(|told| told.ends_with("was changed before")));
+    }
+}
+
+/// As the driver registers memory: in parts, by a queue pair of its own, and with a key that
+/// had another length before.
+#[test]
+fn a_translation_past_the_end_of_a_key_is_a_violation() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    let dirty = || vec![0, 0, 0, 0, 0x5003, 0x6003, 0, 0];
+    // What is past the end: entry 5, after the five pages that are registered.
+    let clean = || vec![0x1003, 0, 0, 0, 0x5003, 0, 0, 0];
+    type Change = fn(&mut Ends, Umr, Vec<u64>) -> Umr;
+    let cases: [(&str, Vec<u64>, u64, Change); 8] = [
+        ("the last part", dirty(), 1, |_, umr, _| umr),
+        ("the last part, cleared", clean(), 0, |_, umr, _| umr),
+        ("the queue of somebody else", dirty(), 0, |t, umr, _| {
+            t.pair.a = t.bench.qp(&t.pair.a_cq, |_, _| {});
+            t.bench.connect(&t.pair.a, 0, 7);
+            umr
+        }),
+        ("a part before the last one", dirty(), 0, |t, umr, clean| {
+            let first = Umr {
+                mask: 0,
+                ..umr.clone()
+            };
+            assert_eq!(t.umr(t.key, &first), 0);
+            Umr {
+                entries: clean,
+                ..umr
+            }
+        }),
+        ("not in use any more", dirty(), 0, |t, umr, _| Umr {
+            mask: umr.mask & !t.bench.device.c.mkey_mask.free,
+            ..umr
+        }),
+        ("all there is", dirty(), 0, |t, mut umr, _| {
+            umr.fields.push((t.bench.device.l.mkc.length64, 1));
+            umr
+        }),
+        ("blocks of an earlier use", clean(), 0, |t, umr, _| {
+            let longer = Umr {
+                mask: 0,
+                offset: 4,
+                flags: t.bench.device.c.umr.translation_offset_en,
+                entries: vec![0x9003; 8],
+                ..Umr::default()
+            };
+            assert_eq!(t.umr(t.key, &longer), 0);
+            umr
+        }),
+        ("nothing but the length", dirty(), 1, |t, umr, _| {
+            let free = Umr {
+                mask: 0,
+                ..umr.clone()
+            };
+            assert_eq!(t.umr(t.key, &free), 0);
+            Umr {
+                entries: Vec::new(),
+                ..umr
+            }
+        }),
+    ];
+    for (what, entries, violations, change) in cases {
+        let mut t = Ends::new().unwrap();
+        let l = t.bench.device.l.mkc;
+        let m = t.bench.device.c.mkey_mask;
+        let service = t.bench.device.c.qp_st.reg_umr;
+        let set = |l: &Layouts, context: &mut [u8]| l.qpc.st.set(context, service);
+        t.pair.a = t.bench.qp(&t.pair.a_cq, set);
+        t.bench.connect(&t.pair.a, 0, 7);
+        // The key has room for 16 pages, and is not in use.
+        let (mode, all) = (t.bench.device.c.mode.mtt, [0; 16]);
+        let set = |l: &Layouts, context: &mut [u8]| l.mkc.free.set(context, 1);
+        t.key = t.bench.key(mode, (START, PAGE, 12), &all, set);
+        // The first and the last page are registered in part.
+        let umr = Umr {
+            mask: m.len | m.start_addr | m.free,
+            fields: vec![(l.len, 3 * PAGE + 8), (l.start_addr, START + PAGE - 4)],
+            entries,
+            ..Umr::default()
+        };
+        let umr = change(&mut t, umr, clean());
+        assert_eq!(t.umr(t.key, &umr), 0, "{what}");
+        let told = &t.bench.device.witness.first_violations;
+        assert_eq!(told.len() as u64, violations, "{what}: {told:?}");
+        let says =
+            |told: &String| told.ends_with("entry 5 is present, past the end of 12296 bytes");
+        assert!(told.iter().all(says), "{what}: {told:?}");
     }
 }

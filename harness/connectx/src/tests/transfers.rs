@@ -110,6 +110,79 @@ fn a_write_arrives_and_completes() {
     );
 }
 
+/// What `done` lines say: operation, bytes, and whether nothing was in the way.
+fn completed(bench: &mut Bench) -> Vec<(String, u64, bool)> {
+    let lines = bench.lines();
+    let done = lines.iter().filter(|line| line["event"] == "done");
+    done.map(|line| {
+        assert!(line["took"].is_u64(), "{line}");
+        (
+            line["op"].as_str().unwrap().to_owned(),
+            line["len"].as_u64().unwrap(),
+            line["direct"].as_bool().unwrap(),
+        )
+    })
+    .collect()
+}
+
+#[test]
+fn the_log_tells_which_latencies_are_those_of_a_request_alone() {
+    let Some(mut t) = Ends::new() else { return };
+    let c = t.bench.device.c.opcodes;
+    let segments = |t: &Ends| {
+        let local = t.bench.data(t.from_key, 0x10_0000, PAGE);
+        [t.bench.remote(t.to_key, 0x20_0000), local]
+    };
+    let write = |direct| ("rdma_write".to_owned(), PAGE, direct);
+    t.write(t.from_key, t.to_key, 0x20_0000, PAGE);
+    t.write(t.from_key, t.to_key, 0x20_0000, PAGE);
+    assert_eq!(completed(&mut t.bench), [write(true), write(true)]);
+    // The second one comes while the first one is in the queue.
+    for _ in 0..2 {
+        let segments = segments(&t);
+        t.bench.post(&mut t.pair.a, c.rdma_write, 0, &segments);
+    }
+    t.bench.settle();
+    assert_eq!(completed(&mut t.bench)[2..], [write(false), write(false)]);
+    // Two by one doorbell.
+    let mut both = Vec::new();
+    for n in 0..2 {
+        let l = &t.bench.device.l.ctrl;
+        let mut wqe = vec![0; l.size];
+        let index = u64::from(t.pair.a.posted) + n;
+        l.opmod_idx_opcode.set(&mut wqe, index << 8 | c.rdma_write);
+        l.qpn_ds.set(&mut wqe, u64::from(t.pair.a.qpn) << 8 | 3);
+        l.fm_ce_se.set(&mut wqe, t.bench.device.c.misc.cq_update);
+        wqe.extend(segments(&t).concat());
+        wqe.resize(64, 0);
+        both.extend(wqe);
+    }
+    t.bench.post_bytes(&mut t.pair.a, &both);
+    t.bench.settle();
+    assert_eq!(completed(&mut t.bench)[4..], [write(false), write(false)]);
+    // The queue is empty again.
+    let segments = segments(&t);
+    t.bench.post(&mut t.pair.a, c.rdma_read, 0, &segments);
+    t.bench.settle();
+    let read = ("rdma_read".to_owned(), PAGE, true);
+    assert_eq!(completed(&mut t.bench)[6..], [read]);
+    // The other end is not ready.
+    let data = t.bench.data(t.from_key, 0x10_0000, 8);
+    t.bench.post(&mut t.pair.a, c.send, 0, &[data]);
+    t.bench.settle();
+    let data = t.bench.data(t.to_key, 0x20_0000, 8);
+    t.bench.receive(&mut t.pair.b, &[data]);
+    let cq = &mut t.pair.b_cq;
+    assert!(
+        t.bench
+            .wait(Duration::from_secs(5), |bench| bench.poll(cq).is_some())
+    );
+    assert_eq!(
+        completed(&mut t.bench)[7..],
+        [("send".to_owned(), 8, false)]
+    );
+}
+
 /// The judge goes by these bits of each request, which the driver has chosen with the key.
 #[test]
 fn the_log_tells_of_ats_and_of_relaxed_ordering_for_each_direction() {

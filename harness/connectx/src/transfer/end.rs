@@ -6,6 +6,7 @@ use crate::device::{Device, FLUSH_AGAIN};
 use crate::fault::{Pending, Side};
 use crate::qp::{Receive, Send, State, Wait};
 use crate::queue::Completion;
+use crate::witness::Done;
 
 impl Device {
     /// A request is done: it completes, and so does the receive request that it took.
@@ -40,6 +41,7 @@ impl Device {
         qp.sent = qp.sent.wrapping_add(send.blocks);
         if send.is_signaled {
             let (cqn, rung) = (qp.cqn.0, qp.rung);
+            let is_alone = qp.rung_at == Some(send.counter) && qp.sent == qp.posted;
             let completion = Completion {
                 opcode: self.c.cqe.req as u8,
                 qpn,
@@ -50,7 +52,27 @@ impl Device {
                 ..Completion::default()
             };
             self.complete(cqn, &completion);
-            self.witness.done(qpn, send.total, rung);
+            let done = Done {
+                qpn,
+                op: self.op(opcode),
+                len: send.total,
+                took: rung.elapsed().as_micros(),
+                direct: is_alone && !send.has_waited,
+            };
+            self.witness.done(&done);
+        }
+    }
+
+    /// What the log calls an operation.
+    fn op(&self, opcode: u64) -> &'static str {
+        let c = self.c.opcodes;
+        match opcode {
+            _ if opcode == c.rdma_write || opcode == c.rdma_write_imm => "rdma_write",
+            _ if opcode == c.rdma_read => "rdma_read",
+            _ if opcode == c.umr => "umr",
+            _ if opcode == c.nop => "nop",
+            _ if opcode == c.atomic_cs || opcode == c.atomic_fa => "atomic",
+            _ => "send",
         }
     }
 
@@ -137,6 +159,7 @@ impl Device {
             done: 0,
             receive: None,
             retries: 0,
+            has_waited: false,
             absent_since: None,
             found: None,
         }

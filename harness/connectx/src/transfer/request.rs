@@ -150,6 +150,7 @@ impl Device {
             done: 0,
             receive: None,
             retries: 0,
+            has_waited: false,
             absent_since: None,
             found: None,
         })

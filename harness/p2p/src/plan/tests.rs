@@ -391,6 +391,16 @@ fn what_a_kind_of_machine_cannot_have() {
     assert!(check("icount='shift=0'") && check("machine='parallel'\nconnectx=['--x']"));
     assert!(!check("machine='parallel'\nicount='shift=0'"));
     assert!(!check("connectx=['--x']"));
+    let bounds = "bounds={'*'={write_us=1,memory_mib=1}}";
+    for only in ["at_peer=true", bounds] {
+        assert!(check(&format!("machine='parallel'\n{only}")));
+        assert!(!check(only));
+        assert!(!check(&format!("machine='parallel'\nedu=true\n{only}")));
+    }
+    assert!(!check(&format!(
+        "machine='parallel'\n{}",
+        bounds.replace('*', "x")
+    )));
     let own = "[[scenario]]\nname='thp'\npages=1\nkind='bus_addr'\npeer=1\nhome=0";
     assert!(check(&format!("scenarios='p2pdma/p2p_demo'\n{own}")));
     assert!(!check(own));

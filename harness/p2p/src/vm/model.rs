@@ -192,7 +192,7 @@ impl Model {
 
 /// The machine has ended, and so must its models; gives what they complain of, and which
 /// requests of a NIC ought not to have been sent.
-pub fn end(models: Vec<Model>, may: Requests) -> Result<Option<String>> {
+pub fn end(models: Vec<Model>, may: &Requests) -> Result<Option<String>> {
     let mut all = Vec::new();
     for model in models {
         let log = model.file("log");

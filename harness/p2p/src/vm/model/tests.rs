@@ -3,6 +3,7 @@ use super::*;
 const PLAIN: Requests = Requests {
     ats: false,
     relaxed_at_peer: false,
+    peers: Vec::new(),
 };
 
 /// A model that a script plays, in a machine's folder.
@@ -65,7 +66,7 @@ impl Machine {
 fn a_model_that_has_nothing_to_complain_of() {
     let machine = Machine::new("echo \"$*\" >arguments; : >connectx0.sock");
     let nic = machine.start().unwrap();
-    assert_eq!(end(vec![nic], PLAIN).unwrap(), None);
+    assert_eq!(end(vec![nic], &PLAIN).unwrap(), None);
     let arguments = fs::read_to_string(machine.dir.join("arguments")).unwrap();
     let headers = machine.paths.tree().join("include/linux/mlx5");
     let headers = headers.display();
@@ -88,7 +89,7 @@ fn a_gpu_and_the_nic_that_reaches_it() {
     };
     let arguments = |device| {
         let model = machine.start_with(device, models).unwrap();
-        assert_eq!(end(vec![model], PLAIN).unwrap(), None);
+        assert_eq!(end(vec![model], &PLAIN).unwrap(), None);
         fs::read_to_string(machine.dir.join("arguments")).unwrap()
     };
     let nic = arguments(Device::ConnectX);
@@ -102,7 +103,9 @@ fn a_gpu_and_the_nic_that_reaches_it() {
 #[test]
 fn a_rule_that_is_broken_is_told() {
     let machine = Machine::new(": >connectx0.sock; echo 'DMA after unmap' >&2; exit 1");
-    let complaint = end(vec![machine.start().unwrap()], PLAIN).unwrap().unwrap();
+    let complaint = end(vec![machine.start().unwrap()], &PLAIN)
+        .unwrap()
+        .unwrap();
     assert!(complaint.starts_with("connectx0: a rule is broken\n"));
     assert!(complaint.contains("DMA after unmap"), "{complaint}");
 }
@@ -111,16 +114,20 @@ fn a_rule_that_is_broken_is_told() {
 fn a_request_that_the_topology_excludes_is_told() {
     let dma = r#"{"event":"dma","to":"ram","len":8,"ats":true,"ro":false}"#;
     let machine = Machine::new(&format!("echo '{dma}' >connectx0.log; : >connectx0.sock"));
-    let complaint = end(vec![machine.start().unwrap()], PLAIN).unwrap().unwrap();
+    let complaint = end(vec![machine.start().unwrap()], &PLAIN)
+        .unwrap()
+        .unwrap();
     assert!(complaint.contains("1 DMAs with ATS"), "{complaint}");
     let may = Requests { ats: true, ..PLAIN };
-    assert_eq!(end(vec![machine.start().unwrap()], may).unwrap(), None);
+    assert_eq!(end(vec![machine.start().unwrap()], &may).unwrap(), None);
 }
 
 #[test]
 fn a_model_that_fails_is_told_with_its_log() {
     let machine = Machine::new("echo 'the last' >connectx0.log; : >connectx0.sock; exit 101");
-    let complaint = end(vec![machine.start().unwrap()], PLAIN).unwrap().unwrap();
+    let complaint = end(vec![machine.start().unwrap()], &PLAIN)
+        .unwrap()
+        .unwrap();
     assert!(complaint.contains("exit status: 101"), "{complaint}");
     assert!(complaint.contains("the last"), "{complaint}");
 }
@@ -139,7 +146,9 @@ fn a_model_that_does_not_start() {
 #[test]
 fn a_model_that_refuses_the_machine_says_why() {
     let machine = Machine::new(": >connectx0.sock; echo 'RAM is not shared' >&2; exit 3");
-    let complaint = end(vec![machine.start().unwrap()], PLAIN).unwrap().unwrap();
+    let complaint = end(vec![machine.start().unwrap()], &PLAIN)
+        .unwrap()
+        .unwrap();
     assert!(complaint.contains("exit status: 3"), "{complaint}");
     assert!(complaint.contains("RAM is not shared"), "{complaint}");
 }
