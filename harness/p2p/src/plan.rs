@@ -23,6 +23,7 @@ use crate::setup::rdma_core;
 use crate::shell;
 use crate::topology::{Kind, Machine, Models, Scenario, Topologies, Topology};
 use crate::vm::{Boot, Booter, End, Ran};
+use crate::witness::speed;
 
 mod claims;
 mod inputs;
@@ -342,6 +343,10 @@ impl<'a> Job<'a> {
         outcomes.extend(of_machine(&self.name, &ran, &self.spec.allow, paths));
         if self.spec.models().has_connectx(self.spec.machine) {
             outcomes.extend(nic::outcomes(&self.name, &self.spec, self.topology, &ran));
+        }
+        if self.spec.pascal.is_some() {
+            let gpus = self.topology.gpus.len();
+            outcomes.push(speed::outcome(&self.name, &self.kernel, &ran.dir, gpus));
         }
         if self.spec.kmemleak {
             outcomes.push(Outcome::unless(

@@ -13,6 +13,8 @@ use serde::Deserialize;
 use crate::topology::Requests;
 use crate::vm::indent;
 
+pub mod speed;
+
 /// A line of the log. Fields that are not named here do not matter here.
 #[derive(Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]

@@ -1,9 +1,12 @@
 //! A channel and the PBDMA that reads its commands (`nvif/chan906f.c`,
 //! `engine/fifo/gk104.c`; `include/nvhw/class/cl906f.h`).
 
+use std::time::Duration;
+
 use crate::commands::{Commands, Method};
 use crate::copy::{self, CLASSES, Context, CopyEngine, Refused};
 use crate::mmu::Tables;
+use crate::registers as r;
 use crate::space::{Fault, Place, Space};
 
 /// In the instance block: how far the ring was read. The driver saves the block when the
@@ -40,8 +43,16 @@ pub enum Stop {
     Idle,
     /// It waits for a semaphore.
     Waiting,
+    /// Its transfer takes so long; without a time it never ends.
+    Busy(Option<Duration>),
     /// A command could not be carried out.
     Dead(Death),
+}
+
+impl From<Death> for Stop {
+    fn from(death: Death) -> Self {
+        Self::Dead(death)
+    }
 }
 
 /// Why a channel ended.
@@ -52,7 +63,37 @@ pub enum Death {
     /// The copy engine could not.
     Engine(Fault),
     /// A command that is none.
-    Command(String),
+    Command(Bad),
+}
+
+/// What the PBDMA says of a command that it does not take.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Bad {
+    /// The bit of its interrupt.
+    pub interrupt: u32,
+    /// The command; of a word that is no header, the data is that word.
+    pub method: Method,
+    /// For people.
+    pub what: String,
+}
+
+impl Bad {
+    fn death(interrupt: u32, method: Method, what: impl Into<String>) -> Death {
+        Death::Command(Self {
+            interrupt,
+            method,
+            what: what.into(),
+        })
+    }
+
+    fn header(word: u32) -> Death {
+        let method = Method {
+            subchannel: 0,
+            method: 0,
+            data: word,
+        };
+        Self::death(r::PBDMA_PBENTRY, method, format!("header {word:#010x}"))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +118,8 @@ pub struct Channel {
     semaphore: [u32; 3],
     wait: Option<Wait>,
     engine: CopyEngine,
+    /// The launch that takes its time.
+    launched: Option<Method>,
     /// NON_STALL_INTERRUPT was executed.
     pub interrupts: bool,
 }
@@ -117,6 +160,7 @@ impl Channel {
             semaphore: [0; 3],
             wait: None,
             engine: CopyEngine::default(),
+            launched: None,
             interrupts: false,
         })
     }
@@ -126,9 +170,23 @@ impl Channel {
         self.tables
     }
 
-    /// Whether it waits for a semaphore.
-    pub fn is_waiting(&self) -> bool {
-        self.wait.is_some()
+    /// Whether there may be more to do: it waits, or has commands.
+    pub fn has_work(&self) -> bool {
+        self.wait.is_some() || !self.commands.is_empty() || self.get != self.put & self.mask
+    }
+
+    /// The transfer is carried out that has taken its time, and nothing else.
+    pub fn finish(&mut self, context: &mut Context<'_>) -> Stop {
+        let Some(launch) = self.launched.take() else {
+            return Stop::Idle;
+        };
+        let finished = self.engine.finish(context, launch.data);
+        finished.map_or_else(|refused| refused_at(refused, launch), |()| Stop::Idle)
+    }
+
+    /// The engine was reset, and what it was about to do is lost.
+    pub fn reset_engine(&mut self) {
+        self.launched = None;
     }
 
     /// Works until there is nothing left to do.
@@ -143,12 +201,12 @@ impl Channel {
         match ran {
             Ok(true) => Stop::Idle,
             Ok(false) => Stop::Waiting,
-            Err(death) => Stop::Dead(death),
+            Err(stop) => stop,
         }
     }
 
     /// False: it waits.
-    fn run_all(&mut self, context: &mut Context<'_>) -> Result<bool, Death> {
+    fn run_all(&mut self, context: &mut Context<'_>) -> Result<bool, Stop> {
         loop {
             if let Some(wait) = self.wait {
                 if !is_over(wait, read_u32(context, wait.va).map_err(Death::Host)?) {
@@ -156,7 +214,7 @@ impl Channel {
                 }
                 self.wait = None;
             }
-            if let Some(method) = self.commands.next_method().map_err(Death::Command)? {
+            if let Some(method) = self.commands.next_method().map_err(Bad::header)? {
                 self.method(context, method)?;
             } else if self.get == self.put & self.mask {
                 return Ok(true);
@@ -184,15 +242,15 @@ impl Channel {
         Ok(())
     }
 
-    fn method(&mut self, context: &mut Context<'_>, method: Method) -> Result<(), Death> {
+    fn method(&mut self, context: &mut Context<'_>, whole: Method) -> Result<(), Stop> {
         let Method {
             subchannel,
             method,
             data,
-        } = method;
+        } = whole;
         context.witness.totals.methods += 1;
         if method >= FIRST_OF_ENGINES {
-            return self.method_of_engine(context, subchannel, method, data);
+            return self.method_of_engine(context, whole);
         }
         match method {
             SET_OBJECT => self.objects[subchannel] = data & 0xffff,
@@ -200,14 +258,15 @@ impl Channel {
             SEMAPHORE_A..SEMAPHORE_D => {
                 self.semaphore[((method - SEMAPHORE_A) / 4) as usize] = data;
             }
-            SEMAPHORE_D => self.semaphore(context, data)?,
+            SEMAPHORE_D => self.semaphore(context, whole)?,
             NON_STALL_INTERRUPT => self.interrupts = true,
             _ => context.witness.unknown("method", "write", method, data),
         }
         Ok(())
     }
 
-    fn semaphore(&mut self, context: &mut Context<'_>, what: u32) -> Result<(), Death> {
+    fn semaphore(&mut self, context: &mut Context<'_>, whole: Method) -> Result<(), Death> {
+        let what = whole.data;
         let [upper, lower, payload] = self.semaphore;
         let va = u64::from(upper & 0xff) << 32 | u64::from(lower & !3);
         match what & 0xf {
@@ -221,22 +280,27 @@ impl Channel {
                 });
                 Ok(())
             }
-            _ => Err(Death::Command(format!("semaphore operation {what:#x}"))),
+            _ => {
+                let told = format!("semaphore operation {what:#x}");
+                Err(Bad::death(r::PBDMA_SEMAPHORE, whole, told))
+            }
         }
     }
 
-    fn method_of_engine(
-        &mut self,
-        context: &mut Context<'_>,
-        subchannel: usize,
-        method: u32,
-        data: u32,
-    ) -> Result<(), Death> {
+    fn method_of_engine(&mut self, context: &mut Context<'_>, whole: Method) -> Result<(), Stop> {
+        let Method {
+            subchannel,
+            method,
+            data,
+        } = whole;
         let class = self.objects[subchannel];
         if !CLASSES.contains(&class) {
-            return Err(Death::Command(format!(
+            // Hardware has a bit for this that lets the driver carry out the method itself;
+            // nouveau would go on without it. To end the channel shows more.
+            let told = format!(
                 "method {method:#x} of subchannel {subchannel}, which has class {class:#x}"
-            )));
+            );
+            return Err(Bad::death(r::PBDMA_ILLEGAL_METHOD, whole, told).into());
         }
         match self.engine.method(context, method, data) {
             Ok(true) => Ok(()),
@@ -244,9 +308,22 @@ impl Channel {
                 context.witness.unknown("method", "write", method, data);
                 Ok(())
             }
-            Err(Refused::Fault(fault)) => Err(Death::Engine(fault)),
-            Err(Refused::Unsupported(what)) => Err(Death::Command(what.to_owned())),
+            Err(refused) => {
+                if let Refused::Busy(Some(_)) = refused {
+                    self.launched = Some(whole);
+                }
+                Err(refused_at(refused, whole))
+            }
         }
+    }
+}
+
+/// Where a channel stops whose engine does not carry out a method.
+fn refused_at(refused: Refused, method: Method) -> Stop {
+    match refused {
+        Refused::Fault(fault) => Death::Engine(fault).into(),
+        Refused::Unsupported(what) => Bad::death(r::PBDMA_ILLEGAL_METHOD, method, what).into(),
+        Refused::Busy(time) => Stop::Busy(time),
     }
 }
 

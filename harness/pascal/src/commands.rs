@@ -44,9 +44,13 @@ impl Commands {
         self.words.extend(words);
     }
 
-    /// The next method; none: there are no more words. A word that is no header is
-    /// described in the error.
-    pub fn next_method(&mut self) -> Result<Option<Method>, String> {
+    /// Whether there is nothing to look at.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// The next method; none: there are no more words. The error is a word that is no header.
+    pub fn next_method(&mut self) -> Result<Option<Method>, u32> {
         while let Some(word) = self.words.pop_front() {
             let method = match self.header.take() {
                 Some(header) => Some(self.data(header, word)),
@@ -78,7 +82,7 @@ impl Commands {
         }
     }
 
-    fn header(&mut self, word: u32) -> Result<Option<Method>, String> {
+    fn header(&mut self, word: u32) -> Result<Option<Method>, u32> {
         let method = (word & 0xfff) << 2;
         let subchannel = ((word >> 13) & 7) as usize;
         let count = (word >> 16) & 0x1fff;
@@ -100,7 +104,7 @@ impl Commands {
                 self.words.clear();
                 return Ok(None);
             }
-            _ => return Err(format!("header {word:#010x}")),
+            _ => return Err(word),
         };
         self.header = (count > 0).then_some(Header {
             left: count,

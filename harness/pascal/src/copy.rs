@@ -2,7 +2,10 @@
 //! (`nouveau_dmem.c`, `nouveau_boa0b5.c`; `include/nvhw/class/cla0b5.h`).
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use crate::home::Home;
+use crate::inject::{Fate, Inject};
 use crate::mmu::Tables;
 use crate::space::{Aperture, Fault, Place, Space};
 use crate::tlb::Tlb;
@@ -55,8 +58,10 @@ pub struct Context<'a> {
     pub chid: u32,
     /// The GPU's time.
     pub now: u64,
-    /// How many more transfers are carried out; the next one fails.
-    pub transfers: &'a mut u64,
+    /// What the engine does wrong.
+    pub inject: &'a mut Inject,
+    /// The channel's copies to the host's memory.
+    pub home: &'a mut Home,
     /// The log.
     pub witness: &'a mut Witness,
 }
@@ -86,6 +91,8 @@ pub enum Refused {
     Fault(Fault),
     /// The model does not do that.
     Unsupported(&'static str),
+    /// It takes so long; without a time it never ends.
+    Busy(Option<Duration>),
 }
 
 impl From<Fault> for Refused {
@@ -166,7 +173,7 @@ impl CopyEngine {
         data: u32,
     ) -> Result<bool, Refused> {
         match method {
-            LAUNCH_DMA => self.launch(context, data)?,
+            LAUNCH_DMA => self.launch(context, data, false)?,
             SET_SEMAPHORE_A..=SET_SEMAPHORE_PAYLOAD
             | SET_SRC_PHYS_MODE
             | SET_DST_PHYS_MODE
@@ -179,9 +186,14 @@ impl CopyEngine {
         Ok(true)
     }
 
-    fn launch(&mut self, context: &mut Context<'_>, launch: u32) -> Result<(), Refused> {
+    /// Carries out a launch that has taken its time.
+    pub fn finish(&self, context: &mut Context<'_>, launch: u32) -> Result<(), Refused> {
+        self.launch(context, launch, true)
+    }
+
+    fn launch(&self, context: &mut Context<'_>, launch: u32, is_late: bool) -> Result<(), Refused> {
         if launch & TRANSFER_TYPE != 0 {
-            self.transfer(context, launch)?;
+            self.transfer(context, launch, is_late)?;
         }
         let four_words = match (launch >> 3) & 3 {
             0 => return Ok(()),
@@ -195,7 +207,12 @@ impl CopyEngine {
         Ok(())
     }
 
-    fn transfer(&self, context: &mut Context<'_>, launch: u32) -> Result<(), Refused> {
+    fn transfer(
+        &self,
+        context: &mut Context<'_>,
+        launch: u32,
+        is_late: bool,
+    ) -> Result<(), Refused> {
         if launch & DST_IS_PITCH == 0 || launch & (SRC_IS_PITCH | REMAP) == 0 {
             return Err(Refused::Unsupported("block linear memory"));
         }
@@ -216,24 +233,30 @@ impl CopyEngine {
         if lines * length == 0 {
             return Ok(());
         }
-        let Some(left) = context.transfers.checked_sub(1) else {
-            return Err(Fault::Injected.into());
-        };
-        *context.transfers = left;
+        if !is_late {
+            match context.inject.fate() {
+                Fate::Works => {}
+                Fate::Fails => return Err(Fault::Injected.into()),
+                Fate::Hangs => return Err(Refused::Busy(None)),
+                Fate::Takes(time) => return Err(Refused::Busy(Some(time))),
+            }
+        }
         let pitch_in = u64::from(self.get(PITCH_IN));
         let pitch_out = u64::from(self.get(PITCH_OUT));
         if launch & REMAP != 0 {
             let pattern = self.pattern()?;
             let bytes = length * pattern.len() as u64;
             for line in 0..lines {
-                fill(context, to.after(line * pitch_out), &pattern, bytes)?;
+                let to = to.after(line * pitch_out);
+                fill(context, to, &pattern, bytes, is_late)?;
             }
         } else if pitch_in == length && pitch_out == length {
-            copy(context, from, to, lines * length)?;
+            copy(context, from, to, lines * length, is_late)?;
         } else {
             for line in 0..lines {
                 let from = from.after(line * pitch_in);
-                copy(context, from, to.after(line * pitch_out), length)?;
+                let to = to.after(line * pitch_out);
+                copy(context, from, to, length, is_late)?;
             }
         }
         Ok(())
@@ -268,7 +291,11 @@ pub fn release(
     data[..4].copy_from_slice(&payload.to_le_bytes());
     data[8..].copy_from_slice(&context.now.to_le_bytes());
     let len = if four_words { 16 } else { 4 };
-    context.write(va, &data[..len])
+    context.write(va, &data[..len])?;
+    if let Some(event) = context.home.released(context.chid) {
+        context.witness.event(&event);
+    }
+    Ok(())
 }
 
 fn chunks(len: u64) -> impl Iterator<Item = (u64, usize)> {
@@ -277,7 +304,13 @@ fn chunks(len: u64) -> impl Iterator<Item = (u64, usize)> {
         .map(move |at| (at, CHUNK.min(len - at) as usize))
 }
 
-fn copy(context: &mut Context<'_>, from: Address, to: Address, len: u64) -> Result<(), Fault> {
+fn copy(
+    context: &mut Context<'_>,
+    from: Address,
+    to: Address,
+    len: u64,
+    late: bool,
+) -> Result<(), Fault> {
     let mut data = vec![0; CHUNK.min(len) as usize];
     for (at, here) in chunks(len) {
         from.after(at).read(context, &mut data[..here])?;
@@ -287,8 +320,14 @@ fn copy(context: &mut Context<'_>, from: Address, to: Address, len: u64) -> Resu
     let totals = &mut context.witness.totals;
     match (from.aperture, to.aperture) {
         (Aperture::System, Aperture::Vram) => totals.to_vram += len,
-        (Aperture::Vram, Aperture::System) => totals.from_vram += len,
+        (Aperture::Vram, Aperture::System) => {
+            totals.from_vram += len;
+            context.home.copied(len);
+        }
         _ => {}
+    }
+    if late {
+        context.home.forget();
     }
     let chid = context.chid;
     context.witness.event(&Event::Copy {
@@ -296,11 +335,18 @@ fn copy(context: &mut Context<'_>, from: Address, to: Address, len: u64) -> Resu
         from,
         to,
         len,
+        late,
     });
     Ok(())
 }
 
-fn fill(context: &mut Context<'_>, to: Address, pattern: &[u8], len: u64) -> Result<(), Fault> {
+fn fill(
+    context: &mut Context<'_>,
+    to: Address,
+    pattern: &[u8],
+    len: u64,
+    late: bool,
+) -> Result<(), Fault> {
     // A pattern of 3 bytes does not fit into a chunk without a remainder.
     let room = (CHUNK.min(len) as usize).next_multiple_of(pattern.len());
     let data: Vec<u8> = pattern.iter().copied().cycle().take(room).collect();
@@ -313,7 +359,12 @@ fn fill(context: &mut Context<'_>, to: Address, pattern: &[u8], len: u64) -> Res
     let to = to.place(context)?;
     context.witness.totals.filled += len;
     let chid = context.chid;
-    context.witness.event(&Event::Fill { chid, to, len });
+    context.witness.event(&Event::Fill {
+        chid,
+        to,
+        len,
+        late,
+    });
     Ok(())
 }
 

@@ -8,9 +8,11 @@ use endpoint::irq::Irqs;
 use endpoint::memory::Memory;
 
 use crate::host::{self, Host, World};
+use crate::inject::Inject;
 use crate::interrupt::{self, Pmc};
 use crate::mmu::Tables;
 use crate::registers as r;
+use crate::runlist::Runlist;
 use crate::space::{Aperture, Fault, Place, Space, Vram};
 use crate::tlb::Tlb;
 use crate::witness::{Event, Witness};
@@ -29,13 +31,13 @@ pub struct Gpu {
     pub irqs: Irqs,
     /// The log.
     pub witness: Witness,
-    /// How many more transfers of the copy engine are carried out: the next one ends
-    /// its channel, and so do all that follow.
-    pub transfers: u64,
+    /// What the copy engine does wrong.
+    pub inject: Inject,
+    /// The VBIOS.
+    pub vbios: Vec<u8>,
     /// Translations that were used.
     pub tlb: Tlb,
     vram: Vram,
-    vbios: Vec<u8>,
     state: State,
 }
 
@@ -49,6 +51,8 @@ struct State {
     time: u64,
     /// The program that initialises the board was run.
     is_initialised: bool,
+    /// A driver knows what device this is.
+    is_probed: bool,
 }
 
 impl State {
@@ -60,6 +64,7 @@ impl State {
             begin: Instant::now(),
             time: 0,
             is_initialised,
+            is_probed: false,
         }
     }
 
@@ -98,9 +103,9 @@ impl Gpu {
             irqs: Irqs::default(),
             tlb: Tlb::new(witness.begin()),
             witness,
-            transfers: u64::MAX,
-            vram,
+            inject: Inject::default(),
             vbios: vbios::image(),
+            vram,
             // By the machine's firmware.
             state: State::new(true),
         }
@@ -111,6 +116,7 @@ impl Gpu {
         self.config = pci::config();
         self.memory.is_bus_master = false;
         self.state = State::new(true);
+        self.inject.reset();
         self.tlb.forget();
     }
 
@@ -133,6 +139,7 @@ impl Gpu {
     /// In D3 all is lost but configuration space, as it would be if the power was off.
     fn power_off(&mut self) {
         self.state = State::new(false);
+        self.inject.reset();
         self.tlb.forget();
         let lost = self.vram.clear();
         let what = lost.map_or_else(|error| error.to_string(), |()| "off".to_owned());
@@ -184,18 +191,27 @@ impl Gpu {
 
     fn register(&mut self, register: u32) -> u32 {
         self.witness.totals.registers += 1;
+        if register == r::BOOT_0 && !std::mem::replace(&mut self.state.is_probed, true) {
+            self.witness.event(&Event::Probe);
+        }
         let state = &self.state;
         match register {
             r::BOOT_0 => r::GP106,
             r::INTR => state.pmc.pending,
-            r::INTR_1 | r::SCRUB | r::FUSE_CE | r::MSI_REARM => 0,
+            r::INTR_1 | r::SCRUB | r::FUSE_CE | r::MSI_REARM | r::PBDMA_INTR_1 => 0,
             r::INTR_ALLOW | r::INTR_BLOCK => state.pmc.allowed(),
             r::TIME_LOW => state.now() as u32,
             r::TIME_HIGH => (state.now() >> 32) as u32,
             // One PBDMA, which serves runlist 0.
             r::PBDMAS | r::PBDMA_RUNLISTS | r::LTC_COUNT | r::FUSE_DISPLAY => 1,
             r::CHANNEL_COUNT => host::CHANNELS,
-            r::FIFO_INTR => state.host.pending,
+            r::FIFO_INTR => state.host.interrupts(),
+            r::PBDMAS_INTR => u32::from(state.host.pbdma.interrupts()),
+            r::PBDMA_INTR => state.host.pbdma.pending,
+            r::PBDMA_INTR_ENABLE => state.host.pbdma.enabled,
+            r::PBDMA_METHOD => state.host.pbdma.method,
+            r::PBDMA_DATA => state.host.pbdma.data,
+            r::PBDMA_CHANNEL => state.host.pbdma.chid,
             r::FIFO_INTR_ENABLE => state.host.enabled,
             r::FAULT_UNITS => state.host.fault_units,
             r::FAULT_INFO..r::FAULT_INFO_END => state.host.fault(register),
@@ -262,6 +278,26 @@ impl Gpu {
                 }
             }
             r::USERD => state.host.userd = value,
+            r::PBDMA_INTR => {
+                state.host.pbdma.pending &= !value;
+                self.with_host(|_, _| {});
+            }
+            r::PBDMA_INTR_ENABLE => state.host.pbdma.enabled = value,
+            r::PBDMA_METHOD => state.host.pbdma.method = value,
+            // It is pending as long as the PBDMA has something to say.
+            r::PBDMAS_INTR | r::PBDMA_INTR_1 => {}
+            r::ENABLE => {
+                state.stored.insert(register, value);
+                if value & r::ENABLE_CE == 0 {
+                    self.with_host(Host::reset_engine);
+                }
+            }
+            r::PREEMPT => {
+                let runlist = [r::RUNLIST, r::RUNLIST_LENGTH].map(|at| state.get(at));
+                let runlist = Runlist::new(runlist[0], runlist[1]);
+                state.stored.insert(register, value);
+                self.with_host(|host, world| host.preempt(world, value, runlist));
+            }
             // What the program would do is done.
             r::PMU_START if value & r::PMU_START_NOW != 0 => {
                 let mailbox = state.get(r::PMU_MAILBOX) | r::PMU_DONE;
@@ -270,8 +306,7 @@ impl Gpu {
             }
             r::PMU_START => {}
             r::INVALIDATE => self.invalidate(value),
-            r::PREEMPT
-            | r::MMU_CONTROL
+            r::MMU_CONTROL
             | r::BAR1_BLOCK
             | r::BAR2_BLOCK
             | r::WINDOW
@@ -289,23 +324,55 @@ impl Gpu {
                 }
             }
             r::CHANNELS.. if register < r::CHANNELS + 8 * host::CHANNELS => {
-                let mut world = World {
-                    space: Space {
-                        vram: &self.vram,
-                        memory: &self.memory,
-                    },
-                    tlb: &mut self.tlb,
-                    now: state.now(),
-                    transfers: &mut self.transfers,
-                    witness: &mut self.witness,
-                };
-                state.host.write(&mut world, register - r::CHANNELS, value);
+                let at = register - r::CHANNELS;
+                self.with_host(|host, world| host.write(world, at, value));
             }
             _ if r::is_stored(register) => {
                 state.stored.insert(register, value);
             }
             _ => self.witness.unknown("register", "write", register, value),
         }
+    }
+
+    /// Has the host engine do something, and tells what came of it.
+    fn with_host(&mut self, work: impl FnOnce(&mut Host, &mut World<'_>)) {
+        let space = Space {
+            vram: &self.vram,
+            memory: &self.memory,
+        };
+        let mut world = World {
+            space,
+            tlb: &mut self.tlb,
+            now: self.state.now(),
+            inject: &mut self.inject,
+            witness: &mut self.witness,
+        };
+        let host = &mut self.state.host;
+        work(host, &mut world);
+        // What one channel released may be what others wait for.
+        host.retry(&mut world);
+        for (at, get) in host.take_gets() {
+            if let Ok(tables) = self.tables(r::BAR1_BLOCK) {
+                // Where it is not mapped, nobody looks.
+                let space = Space {
+                    vram: &self.vram,
+                    memory: &self.memory,
+                };
+                let _ = self.tlb.write(&tables, space, at, &get.to_le_bytes());
+            }
+        }
+        self.tell_stale("BAR1");
+    }
+
+    /// When a transfer is over that takes its time.
+    pub fn due(&self) -> Option<Instant> {
+        self.state.host.due()
+    }
+
+    /// Ends it if it is time, and goes on.
+    pub fn go_on(&mut self) {
+        self.with_host(Host::go_on);
+        self.interrupt();
     }
 
     /// Sets half of the clock, and keeps the other one.
@@ -376,32 +443,12 @@ impl Gpu {
     /// Writes it, and works if that was a doorbell.
     pub fn bar1_write(&mut self, at: u64, data: &[u8]) {
         self.bar1(at, Access::Write(data));
-        let mut world = World {
-            space: Space {
-                vram: &self.vram,
-                memory: &self.memory,
-            },
-            tlb: &mut self.tlb,
-            now: self.state.now(),
-            transfers: &mut self.transfers,
-            witness: &mut self.witness,
-        };
-        let host = &mut self.state.host;
-        if let (Some(chid), Ok(put)) = (host.doorbell(at, data.len()), data.try_into()) {
-            let get = host.ring(&mut world, chid, u32::from_le_bytes(put));
-            if let (Some((at, get)), Ok(tables)) = (get, self.tables(r::BAR1_BLOCK)) {
-                // Where it is not mapped, nobody looks.
-                let space = Space {
-                    vram: &self.vram,
-                    memory: &self.memory,
-                };
-                let get = get.to_le_bytes();
-                let _ = self.tlb.write(&tables, space, at, &get);
-                self.tell_stale("BAR1");
+        let chid = self.state.host.doorbell(at, data.len());
+        self.with_host(|host, world| {
+            if let (Some(chid), Ok(put)) = (chid, data.try_into()) {
+                host.ring(world, chid, u32::from_le_bytes(put));
             }
-        } else {
-            host.retry(&mut world);
-        }
+        });
         self.interrupt();
     }
 
@@ -456,6 +503,10 @@ impl Gpu {
         for what in self.tlb.take_stale() {
             self.witness.violation(&format!("{bar} at {what}"));
         }
+        // Of a channel as well: where it is does not say what is unknown.
+        for (kind, at) in self.tlb.take_kinds() {
+            self.witness.unknown("kind", "page", kind.into(), at as u32);
+        }
     }
 
     /// Reads instance memory.
@@ -495,7 +546,7 @@ impl Gpu {
     /// Sends a message if one is due.
     fn interrupt(&mut self) {
         let state = &mut self.state;
-        let is_pending = state.host.pending & state.host.enabled != 0;
+        let is_pending = state.host.interrupts() & state.host.enabled != 0;
         state.pmc.pending = if is_pending { interrupt::FIFO } else { 0 };
         if state.pmc.take() {
             self.witness.totals.interrupts += 1;

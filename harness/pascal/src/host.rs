@@ -2,10 +2,16 @@
 //! (`engine/fifo/gk104.c`, `gm200.c`, `gp100.c`).
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use crate::channel::{Channel, Death, Stop};
+use crate::channel::{Bad, Channel, Death, Stop};
 use crate::copy::Context;
-use crate::registers::{CE_FAULT, FAULT_INFO, FIFO_MMU_FAULT, FIFO_NON_STALL};
+use crate::home::Home;
+use crate::inject::Inject;
+use crate::registers::{
+    CE_FAULT, FAULT_INFO, FIFO_MMU_FAULT, FIFO_NON_STALL, FIFO_PBDMA, PREEMPT_GROUP,
+};
+use crate::runlist::Runlist;
 use crate::space::{Fault, Space};
 use crate::tlb::Tlb;
 use crate::witness::Witness;
@@ -34,13 +40,57 @@ struct Slot {
     bound: u32,
     channel: Option<Channel>,
     is_dead: bool,
+    /// The driver has stopped it, and its transfer is still on its way.
+    is_stopped: bool,
+    home: Home,
+}
+
+impl Slot {
+    fn runs(&self) -> bool {
+        self.channel.is_some() && !self.is_dead && !self.is_stopped
+    }
+}
+
+/// The engine is busy with a transfer. All channels wait: they share a runlist, a PBDMA and
+/// the engine.
+struct Busy {
+    chid: u32,
+    /// Until when; without that it hangs.
+    until: Option<Instant>,
+}
+
+/// What the PBDMA complains of. It does not go on before the driver has seen that.
+#[derive(Default)]
+pub struct Pbdma {
+    /// `NV_PPBDMA_INTR_0`.
+    pub pending: u32,
+    /// And which bits are let through.
+    pub enabled: u32,
+    /// The subchannel and the method.
+    pub method: u32,
+    /// Its data.
+    pub data: u32,
+    /// The channel.
+    pub chid: u32,
+}
+
+impl Pbdma {
+    /// Whether it has an interrupt.
+    pub fn interrupts(&self) -> bool {
+        self.pending & self.enabled != 0
+    }
 }
 
 /// The state of the host engine.
 #[derive(Default)]
 pub struct Host {
     slots: BTreeMap<u32, Slot>,
-    /// `NV_PFIFO_INTR`.
+    busy: Option<Busy>,
+    /// The one PBDMA.
+    pub pbdma: Pbdma,
+    /// How far rings were read, which the driver was not told yet, by the place in BAR1.
+    gets: BTreeMap<u64, u32>,
+    /// `NV_PFIFO_INTR`, without what PBDMAs have.
     pub pending: u32,
     /// And which ones are let through.
     pub enabled: u32,
@@ -59,8 +109,8 @@ pub struct World<'a> {
     pub tlb: &'a mut Tlb,
     /// The GPU's time.
     pub now: u64,
-    /// How many more transfers are carried out.
-    pub transfers: &'a mut u64,
+    /// What the copy engine does wrong.
+    pub inject: &'a mut Inject,
     /// The log.
     pub witness: &'a mut Witness,
 }
@@ -71,8 +121,21 @@ impl Host {
         let slot = self.slots.get(&(at / 8));
         match at % 8 {
             0 => slot.map_or(0, |slot| slot.bound),
-            _ => slot.map_or(0, |slot| if slot.channel.is_some() { ENABLED } else { 0 }),
+            _ => slot.map_or(0, |slot| {
+                let is_enabled = slot.channel.is_some() && !slot.is_stopped;
+                if is_enabled { ENABLED } else { 0 }
+            }),
         }
+    }
+
+    /// Interrupts, with those of the PBDMA.
+    pub fn interrupts(&self) -> u32 {
+        let of_pbdma = if self.pbdma.interrupts() {
+            FIFO_PBDMA
+        } else {
+            0
+        };
+        self.pending | of_pbdma
     }
 
     /// Writes a channel's register.
@@ -82,8 +145,12 @@ impl Host {
             world.witness.channel(chid, "there is no such channel");
             return;
         }
-        let slot = self.slots.entry(chid).or_default();
+        let is_busy = self.is_busy_with(chid);
         if at.is_multiple_of(8) {
+            if is_busy {
+                self.take_off(world, chid);
+            }
+            let slot = self.slots.entry(chid).or_default();
             slot.bound = value;
             slot.channel = None;
             slot.is_dead = false;
@@ -95,14 +162,24 @@ impl Host {
             world.witness.channel(chid, what);
             return;
         }
-        if value & STOP != 0 && slot.channel.take().is_some() {
+        let slot = self.slots.entry(chid).or_default();
+        if value & STOP != 0 && is_busy {
+            // The engine goes on with what it has, until the driver takes the channel off.
+            slot.is_stopped = true;
+            let what = "stopped, and a transfer of it is on its way";
+            world.witness.channel(chid, what);
+        } else if value & STOP != 0 && slot.channel.take().is_some() {
             world.witness.channel(chid, "stopped");
+        }
+        if value & START != 0 && std::mem::take(&mut slot.is_stopped) {
+            world.witness.channel(chid, "started, and goes on");
         }
         if value & START != 0 && slot.bound & BOUND != 0 && slot.channel.is_none() {
             let instance = u64::from(slot.bound & 0x0fff_ffff) << 12;
             match Channel::load(world.space, instance) {
                 Ok(channel) => {
                     slot.channel = Some(channel);
+                    slot.home = Home::default();
                     world.witness.channel(chid, "started");
                 }
                 Err(fault) => {
@@ -112,6 +189,77 @@ impl Host {
                         .channel(chid, &format!("not started: {fault}"));
                 }
             }
+        }
+    }
+
+    /// The driver takes a channel, or a group of channels, off the engine. One that it has
+    /// stopped before loses what it was about to do; another one would be next again.
+    pub fn preempt(&mut self, world: &mut World<'_>, what: u32, runlist: Runlist) {
+        let chids = if what & PREEMPT_GROUP == 0 {
+            vec![what & 0xfff]
+        } else {
+            runlist.channels(world.space, what & 0xfff)
+        };
+        for chid in chids {
+            let slot = self.slots.get(&chid);
+            if self.is_busy_with(chid) && slot.is_some_and(|slot| slot.is_stopped) {
+                self.take_off(world, chid);
+            }
+        }
+    }
+
+    fn is_busy_with(&self, chid: u32) -> bool {
+        self.busy.as_ref().is_some_and(|busy| busy.chid == chid)
+    }
+
+    fn take_off(&mut self, world: &mut World<'_>, chid: u32) {
+        self.busy = None;
+        if let Some(slot) = self.slots.get_mut(&chid) {
+            slot.channel = None;
+            slot.is_stopped = false;
+        }
+        let what = "off the engine: its transfer is dropped";
+        world.witness.channel(chid, what);
+    }
+
+    /// The driver resets the copy engine. What it was about to do is lost; the channel goes
+    /// on with what comes after it.
+    pub fn reset_engine(&mut self, world: &mut World<'_>) {
+        world.inject.reset();
+        let Some(Busy { chid, .. }) = self.busy.take() else {
+            return;
+        };
+        world
+            .witness
+            .channel(chid, "the copy engine is reset: a transfer is lost");
+        if let Some(slot) = self.slots.get_mut(&chid) {
+            if let Some(channel) = &mut slot.channel {
+                channel.reset_engine();
+            }
+            if std::mem::take(&mut slot.is_stopped) {
+                slot.channel = None;
+            }
+        }
+    }
+
+    /// When a transfer that takes its time is over.
+    pub fn due(&self) -> Option<Instant> {
+        self.busy.as_ref()?.until
+    }
+
+    /// Ends it if it is time. The channel goes on, unless the driver has stopped it.
+    pub fn go_on(&mut self, world: &mut World<'_>) {
+        if self.due().is_none_or(|due| due > Instant::now()) {
+            return;
+        }
+        let Some(Busy { chid, .. }) = self.busy.take() else {
+            return;
+        };
+        self.with(world, chid, Channel::finish);
+        if let Some(slot) = self.slots.get_mut(&chid)
+            && std::mem::take(&mut slot.is_stopped)
+        {
+            slot.channel = None;
         }
     }
 
@@ -132,33 +280,31 @@ impl Host {
         (chid < CHANNELS && inside == USERD_PUT && len == 4).then_some(chid)
     }
 
-    /// The driver has more work for a channel. Gives how far the ring was read, and
-    /// where in BAR1 the driver looks for that.
-    pub fn ring(&mut self, world: &mut World<'_>, chid: u32, put: u32) -> Option<(u64, u32)> {
+    /// The driver has more work for a channel.
+    pub fn ring(&mut self, world: &mut World<'_>, chid: u32, put: u32) {
         world.witness.totals.doorbells += 1;
-        let slot = self.slots.get_mut(&chid)?;
-        let Some(channel) = slot.channel.as_mut().filter(|_| !slot.is_dead) else {
+        let Some(slot) = self.slots.get_mut(&chid) else {
+            return;
+        };
+        let runs = slot.runs();
+        let Some(channel) = slot.channel.as_mut().filter(|_| runs) else {
             world
                 .witness
                 .channel(chid, "doorbell of a channel that does not run");
-            return None;
+            return;
         };
         channel.put = put;
+        slot.home.ring();
         self.run(world, chid);
-        // What it released may be what others wait for.
-        self.retry(world);
-        let get = self.slots.get(&chid)?.channel.as_ref()?.get;
-        let base = u64::from(self.userd & 0x0fff_ffff) << 12;
-        Some((base + u64::from(chid) * USERD_SIZE + USERD_GET, get))
     }
 
-    /// Looks whether channels that wait can go on.
+    /// Looks whether channels that wait can go on, and those for which there was no time.
     pub fn retry(&mut self, world: &mut World<'_>) {
-        let is_waiting = |slot: &Slot| slot.channel.as_ref().is_some_and(Channel::is_waiting);
+        let has_work = |slot: &Slot| slot.channel.as_ref().is_some_and(Channel::has_work);
         let waiting: Vec<u32> = self
             .slots
             .iter()
-            .filter(|(_, slot)| !slot.is_dead && is_waiting(slot))
+            .filter(|(_, slot)| slot.runs() && has_work(slot))
             .map(|(chid, _)| *chid)
             .collect();
         for chid in waiting {
@@ -166,7 +312,24 @@ impl Host {
         }
     }
 
+    /// How far rings were read, and where in BAR1 the driver looks for that.
+    pub fn take_gets(&mut self) -> BTreeMap<u64, u32> {
+        std::mem::take(&mut self.gets)
+    }
+
     fn run(&mut self, world: &mut World<'_>, chid: u32) {
+        if self.busy.is_none() && self.pbdma.pending == 0 {
+            self.with(world, chid, Channel::run);
+        }
+    }
+
+    /// Has a channel do something, and tells what came of it.
+    fn with(
+        &mut self,
+        world: &mut World<'_>,
+        chid: u32,
+        work: fn(&mut Channel, &mut Context<'_>) -> Stop,
+    ) {
         let Some(slot) = self.slots.get_mut(&chid) else {
             return;
         };
@@ -179,10 +342,12 @@ impl Host {
             tlb: world.tlb,
             chid,
             now: world.now,
-            transfers: world.transfers,
+            inject: world.inject,
+            home: &mut slot.home,
             witness: world.witness,
         };
-        let stop = channel.run(&mut context);
+        let before = channel.get;
+        let stop = work(channel, &mut context);
         for what in world.tlb.take_stale() {
             let what = format!("channel {chid} used {what}");
             world.witness.violation(&what);
@@ -190,22 +355,58 @@ impl Host {
         if std::mem::take(&mut channel.interrupts) {
             self.pending |= FIFO_NON_STALL;
         }
-        let Stop::Dead(death) = stop else {
-            return;
+        if channel.get != before {
+            let base = u64::from(self.userd & 0x0fff_ffff) << 12;
+            let at = base + u64::from(chid) * USERD_SIZE + USERD_GET;
+            self.gets.insert(at, channel.get);
+        }
+        match stop {
+            Stop::Idle | Stop::Waiting => {}
+            Stop::Busy(time) => self.begin(world, chid, time),
+            Stop::Dead(death) => self.end(world, chid, death),
+        }
+    }
+
+    fn begin(&mut self, world: &mut World<'_>, chid: u32, time: Option<Duration>) {
+        let what = match time {
+            Some(time) => format!("a transfer takes {} ms", time.as_millis()),
+            None => "the copy engine hangs".to_owned(),
         };
+        world.witness.channel(chid, &what);
+        // One for which there is no such moment never ends.
+        let until = time.and_then(|time| Instant::now().checked_add(time));
+        self.busy = Some(Busy { chid, until });
+    }
+
+    /// An error has ended a channel.
+    fn end(&mut self, world: &mut World<'_>, chid: u32, death: Death) {
+        let slot = self.slots.entry(chid).or_default();
         slot.is_dead = true;
         let bound = slot.bound;
         world.witness.totals.dead_channels += 1;
         let (unit, fault) = match death {
             Death::Host(fault) => (HOST_FAULT, fault),
             Death::Engine(fault) => (CE_FAULT, fault),
-            Death::Command(what) => {
-                world.witness.channel(chid, &format!("dead: {what}"));
+            Death::Command(bad) => {
+                let what = format!("dead: {}", bad.what);
+                world.witness.channel(chid, &what);
+                self.complain(chid, &bad);
                 return;
             }
         };
         world.witness.channel(chid, &format!("dead: {fault}"));
         self.report(unit, bound, &fault);
+    }
+
+    /// Describes a command as `gf100_runq_intr()` reads it, which stops the channel.
+    fn complain(&mut self, chid: u32, bad: &Bad) {
+        self.pbdma = Pbdma {
+            pending: bad.interrupt,
+            method: (bad.method.subchannel as u32) << 16 | bad.method.method,
+            data: bad.method.data,
+            chid,
+            ..self.pbdma
+        };
     }
 
     /// Describes a page fault as `gp100_fifo_intr_mmu_fault_unit()` reads it.

@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use pascal::gpu::Gpu;
-use pascal::registers;
 use pascal::server::{self, Served};
 use pascal::space::Vram;
 use pascal::witness::Witness;
+use pascal::{registers, vbios};
 
 /// Serves a Pascal GPU (GP106) to one QEMU, and ends with it.
 ///
@@ -24,7 +26,7 @@ struct Arguments {
     /// Write what the device did to this file, a line of JSON each
     #[arg(long)]
     log: Option<PathBuf>,
-    /// Size of video memory: a number of MiB, or of GiB as in 6G
+    /// Size of video memory, 512M or more: a number of MiB, or of GiB as in 6G
     #[arg(long, default_value = "1G", value_parser = size)]
     vram: u64,
     /// Keep video memory in this file
@@ -33,10 +35,20 @@ struct Arguments {
     /// Size of BAR1, 4M to 256M
     #[arg(long, default_value = "256M", value_parser = size)]
     bar1: u64,
+    /// The VBIOS, as it is, in place of the model's own; 1 MiB at most
+    #[arg(long)]
+    vbios: Option<PathBuf>,
     /// Let the copy engine fail after so many transfers: its channel ends, and so does
     /// each other that tries
     #[arg(long)]
     transfers: Option<u64>,
+    /// Let the copy engine hang after so many transfers: nothing is done any more, and no one
+    /// is told, until the driver resets the engine
+    #[arg(long)]
+    hang: Option<u64>,
+    /// Let transfer N, counted from 1, take so many milliseconds. What comes after it waits
+    #[arg(long, value_name = "N:MS", value_parser = slow)]
+    slow: Option<(u64, Duration)>,
     /// Go on using each translation that was used until the driver invalidates it, as
     /// hardware may
     #[arg(long)]
@@ -58,6 +70,16 @@ fn size(text: &str) -> Result<u64, String> {
     Ok(u64::from(number) << shift)
 }
 
+fn slow(text: &str) -> Result<(u64, Duration), String> {
+    let numbers = text
+        .split_once(':')
+        .and_then(|(transfer, time)| Some((transfer.parse().ok()?, time.parse().ok()?)));
+    match numbers {
+        Some((transfer, time)) if transfer > 0 => Ok((transfer, Duration::from_millis(time))),
+        _ => Err("the number of a transfer, from 1 on, and milliseconds, as 60:20000".to_owned()),
+    }
+}
+
 fn main() -> ExitCode {
     match serve(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
@@ -73,17 +95,40 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     if !(4 << 20..=256 << 20).contains(&arguments.bar1) || !arguments.bar1.is_power_of_two() {
         bail!("--bar1 is to be a power of two from 4M to 256M");
     }
+    if arguments.vram < arguments.bar1 {
+        bail!("--vram is smaller than --bar1: give it as much or more");
+    }
+    if arguments.vram < registers::VRAM_MIN {
+        bail!("--vram is to be 512M or more: nouveau takes 256M for pages at once");
+    }
     if registers::vram_size(arguments.vram).is_none() {
         bail!("--vram is to be less than 64M times a power of two, as 512M or 6G");
     }
+    let vbios = arguments.vbios.as_deref().map(vbios::read).transpose();
+    let vbios = vbios.context("--vbios")?;
     let vram = Vram::new(arguments.vram_file.as_deref(), arguments.vram)?;
     let witness = Witness::new(arguments.log.as_deref(), arguments.verbose)?;
     let server = server::listen(&arguments.socket, arguments.bar1)?;
-    let mut served = Served(Gpu::new(vram, witness));
-    served.0.transfers = arguments.transfers.unwrap_or(u64::MAX);
-    served.0.tlb.is_used = arguments.tlb;
-    let ended = server.run(&mut served);
-    let witness = &mut served.0.witness;
+    let mut gpu = Gpu::new(vram, witness);
+    gpu.inject.fails_after = arguments.transfers;
+    gpu.inject.hangs_after = arguments.hang;
+    gpu.inject.slow = arguments.slow;
+    gpu.tlb.is_used = arguments.tlb;
+    gpu.vbios = vbios.unwrap_or(gpu.vbios);
+    let served = Served::new(gpu);
+    let waiting = arguments.slow.is_some().then(|| {
+        let served = served.clone();
+        thread::spawn(move || served.wait())
+    });
+    let ended = server.run(&mut served.clone());
+    served.stop();
+    if let Some(waiting) = waiting {
+        let ended = waiting.join();
+        ended
+            .ok()
+            .context("the thread that waits has ended early")?;
+    }
+    let witness = &mut served.gpu().witness;
     witness.end();
     for what in &witness.first_violations {
         eprintln!("pascal: violation: {what}");

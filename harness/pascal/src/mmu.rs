@@ -44,6 +44,8 @@ pub struct Page {
     pub shift: u32,
     /// Whether it can be written.
     pub is_writable: bool,
+    /// How data is laid out in it; zero is one byte after the other.
+    pub kind: u8,
 }
 
 impl Page {
@@ -160,6 +162,7 @@ fn sparse(shift: u32) -> Page {
         start: None,
         shift,
         is_writable: true,
+        kind: 0,
     }
 }
 
@@ -179,6 +182,7 @@ fn page(entry: u64, va: u64, shift: u32) -> Result<Page, Fault> {
         }),
         shift,
         is_writable: entry & READ_ONLY == 0,
+        kind: (entry >> 56) as u8,
     })
 }
 

@@ -55,6 +55,29 @@ pub const FIFO_INTR_ENABLE: u32 = 0x00_2140;
 pub const FIFO_NON_STALL: u32 = 1 << 31;
 /// A page fault of a part is described in four registers.
 pub const FIFO_MMU_FAULT: u32 = 1 << 28;
+/// A PBDMA has an interrupt: `engine/fifo/gk104.c`.
+pub const FIFO_PBDMA: u32 = 1 << 29;
+/// Which PBDMA has one: `engine/fifo/gf100.c`.
+pub const PBDMAS_INTR: u32 = 0x00_25a0;
+/// The command that a PBDMA complains of, and its data: `engine/fifo/gf100.c`. The driver
+/// writes the first one to go on.
+pub const PBDMA_METHOD: u32 = 0x04_00c0;
+/// Its data.
+pub const PBDMA_DATA: u32 = 0x04_00c4;
+/// What it complains of: a bit that is written is handled.
+pub const PBDMA_INTR: u32 = 0x04_0108;
+/// Which bits are let through.
+pub const PBDMA_INTR_ENABLE: u32 = 0x04_010c;
+/// The channel that it reads.
+pub const PBDMA_CHANNEL: u32 = 0x04_0120;
+/// Interrupts of another kind, which the model does not have: `engine/fifo/gk104.c`.
+pub const PBDMA_INTR_1: u32 = 0x04_0148;
+/// In PBDMA_INTR, as all that follow: a word is no header.
+pub const PBDMA_PBENTRY: u32 = 1 << 18;
+/// A method is none.
+pub const PBDMA_ILLEGAL_METHOD: u32 = 1 << 21;
+/// Nor is an operation of a semaphore.
+pub const PBDMA_SEMAPHORE: u32 = 1 << 25;
 /// Which parts have one: `engine/fifo/gf100.c`.
 pub const FAULT_UNITS: u32 = 0x00_259c;
 /// Where the four registers of each part are: instance, address, address, what it was.
@@ -70,6 +93,12 @@ pub const USERD: u32 = 0x00_2254;
 pub const PBDMA_RUNLISTS: u32 = 0x00_2390;
 /// Takes a channel off its engine: `engine/fifo/gk110.c`. Bit 20: not done yet.
 pub const PREEMPT: u32 = 0x00_2634;
+/// In it: the number is that of a group of channels.
+pub const PREEMPT_GROUP: u32 = 1 << 24;
+/// The runlist's address: `engine/fifo/gk104.c`.
+pub const RUNLIST: u32 = 0x00_2270;
+/// Its length, by which it is submitted.
+pub const RUNLIST_LENGTH: u32 = 0x00_2274;
 /// Two registers of each channel: `engine/fifo/gk104.c`.
 pub const CHANNELS: u32 = 0x80_0000;
 
@@ -79,8 +108,12 @@ pub const TOP: u32 = 0x02_2700;
 pub const TOP_END: u32 = 0x02_2800;
 /// The bit that the copy engine would have in [`INTR`].
 const CE_INTR: u32 = 5;
-/// And in PMC's enable register.
+/// And in [`ENABLE`].
 const CE_RESET: u32 = 6;
+/// Which parts are not held in reset: `subdev/mc/nv04.c`.
+pub const ENABLE: u32 = 0x00_0200;
+/// In it: the copy engine.
+pub const ENABLE_CE: u32 = 1 << CE_RESET;
 /// What a page fault of it is reported as.
 pub const CE_FAULT: u32 = 0x15;
 /// Where its registers are.
@@ -167,7 +200,7 @@ const STORED: &[(u32, u32)] = &[
     (0x00_9140, 0x00_9140),
     (0x00_9200, 0x00_9210),
     (0x00_9420, 0x00_9420),
-    // Runlists, which the model does not need: engine/fifo/gk104.c.
+    // The runlist, of which the model reads only the groups: engine/fifo/gk104.c.
     (0x00_2270, 0x00_228c),
     // Scheduling of runlists: engine/fifo/gk104.c.
     (0x00_262c, 0x00_2630),
@@ -179,8 +212,7 @@ const STORED: &[(u32, u32)] = &[
     // The buffer for page faults, which stays empty: subdev/fault/gp100.c.
     (0x00_2a70, 0x00_2a74),
     (0x00_2a7c, 0x00_2a80),
-    // Interrupts of PBDMAs: engine/fifo/gf100.c, gk104.c, gk208.c.
-    (0x00_25a0, 0x00_25a0),
+    // What else a PBDMA has: engine/fifo/gf100.c, gk104.c, gk208.c.
     (0x04_0100, 0x04_0160),
     // Configuration space, and whether the ROM is shadowed: subdev/pci/base.c; the
     // register that `nouveau_pmops_runtime_resume()` writes.
@@ -220,6 +252,10 @@ pub fn is_stored(register: u32) -> bool {
     let is_in = |(first, last): &(u32, u32)| (*first..=*last).contains(&register);
     STORED.iter().any(is_in)
 }
+
+/// Less video memory is of no use: nouveau takes 256 MiB for pages of device private memory
+/// at once, besides what it needs itself.
+pub const VRAM_MIN: u64 = 512 << 20;
 
 /// The size of video memory as [`VRAM_SIZE`] has it; none if it cannot say that.
 pub fn vram_size(bytes: u64) -> Option<u32> {

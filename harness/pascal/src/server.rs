@@ -1,8 +1,13 @@
-//! vfio-user: what QEMU asks. All is done before the answer, so there is one thread.
+//! vfio-user: what QEMU asks. All is done before the answer, so there is one thread; but a
+//! transfer that takes its time, as was asked for, is over when nobody asks for anything,
+//! and has a thread to wait for that.
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Instant;
 
 use anyhow::Result;
 use endpoint::server;
@@ -34,12 +39,70 @@ fn bar(region: u32) -> &'static str {
     }
 }
 
-/// The device, as vfio-user sees it.
-pub struct Served(pub Gpu);
+/// The device, as vfio-user sees it, and the thread that waits.
+#[derive(Clone)]
+pub struct Served(Arc<Shared>);
+
+struct Shared {
+    gpu: Mutex<Gpu>,
+    /// Something was written, or QEMU has gone.
+    changed: Condvar,
+    /// QEMU has gone. It is written with the device locked, so that the thread does not miss
+    /// it between a look and its sleep.
+    is_over: AtomicBool,
+}
+
+/// Each thread that panics ends the model.
+const NO_PANIC: &str = "no thread that panicked goes on";
+
+impl Served {
+    /// To be served.
+    pub fn new(gpu: Gpu) -> Self {
+        Self(Arc::new(Shared {
+            gpu: Mutex::new(gpu),
+            changed: Condvar::new(),
+            is_over: AtomicBool::new(false),
+        }))
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> MutexGuard<'_, Gpu> {
+        self.0.gpu.lock().expect(NO_PANIC)
+    }
+
+    /// Ends each transfer that takes its time, until QEMU has gone.
+    pub fn wait(&self) {
+        let Shared {
+            changed, is_over, ..
+        } = &*self.0;
+        let mut gpu = self.gpu();
+        while !is_over.load(Ordering::Relaxed) {
+            let left = gpu
+                .due()
+                .map(|due| due.saturating_duration_since(Instant::now()));
+            gpu = match left {
+                None => changed.wait(gpu).expect(NO_PANIC),
+                Some(left) if !left.is_zero() => changed.wait_timeout(gpu, left).expect(NO_PANIC).0,
+                Some(_) => {
+                    gpu.go_on();
+                    gpu
+                }
+            };
+        }
+    }
+
+    /// QEMU has gone.
+    pub fn stop(&self) {
+        let gpu = self.gpu();
+        self.0.is_over.store(true, Ordering::Relaxed);
+        drop(gpu);
+        self.0.changed.notify_all();
+    }
+}
 
 impl ServerBackend for Served {
     fn region_read(&mut self, region: u32, at: u64, data: &mut [u8]) -> io::Result<()> {
-        let gpu = &mut self.0;
+        let mut gpu = self.gpu();
         match region {
             VFIO_PCI_CONFIG_REGION_INDEX => gpu.config.read(at, data),
             _ if gpu.is_silent(bar(region), at) => data.fill(0xff),
@@ -52,7 +115,7 @@ impl ServerBackend for Served {
     }
 
     fn region_write(&mut self, region: u32, at: u64, data: &[u8]) -> io::Result<()> {
-        let gpu = &mut self.0;
+        let mut gpu = self.gpu();
         match region {
             VFIO_PCI_CONFIG_REGION_INDEX => gpu.config_write(at, data),
             _ if gpu.is_silent(bar(region), at) => {}
@@ -61,6 +124,8 @@ impl ServerBackend for Served {
             VFIO_PCI_BAR3_REGION_INDEX => gpu.bar2_write(at, data),
             _ => {}
         }
+        drop(gpu);
+        self.0.changed.notify_all();
         Ok(())
     }
 
@@ -72,17 +137,17 @@ impl ServerBackend for Served {
         size: u64,
         file: Option<File>,
     ) -> io::Result<()> {
-        let memory = &mut self.0.memory;
+        let memory = &mut self.gpu().memory;
         server::dma_map("pascal", memory, flags, offset, address, size, file)
     }
 
     fn dma_unmap(&mut self, flags: DmaUnmapFlags, address: u64, size: u64) -> io::Result<()> {
-        server::dma_unmap(&mut self.0.memory, flags, address, size);
+        server::dma_unmap(&mut self.gpu().memory, flags, address, size);
         Ok(())
     }
 
     fn reset(&mut self) -> io::Result<()> {
-        self.0.reset();
+        self.gpu().reset();
         Ok(())
     }
 
@@ -94,7 +159,8 @@ impl ServerBackend for Served {
         count: u32,
         files: Vec<File>,
     ) -> io::Result<()> {
-        VECTORS.set(&mut self.0.irqs, index, flags, start, count, files);
+        let irqs = &mut self.gpu().irqs;
+        VECTORS.set(irqs, index, flags, start, count, files);
         Ok(())
     }
 }

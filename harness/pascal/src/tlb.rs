@@ -101,6 +101,7 @@ pub struct Tlb {
     begin: Instant,
     tables: HashMap<Place, Known>,
     stale: Vec<String>,
+    kinds: Vec<(u8, u64)>,
 }
 
 /// Where an address leads.
@@ -120,6 +121,7 @@ impl Tlb {
             begin,
             tables: HashMap::new(),
             stale: Vec::new(),
+            kinds: Vec::new(),
         }
     }
 
@@ -161,6 +163,12 @@ impl Tlb {
         std::mem::take(&mut self.stale)
     }
 
+    /// The kinds of pages that were found since this was asked last, other than zero, and
+    /// an address of each.
+    pub fn take_kinds(&mut self) -> Vec<(u8, u64)> {
+        std::mem::take(&mut self.kinds)
+    }
+
     fn translate(&mut self, tables: &Tables, space: Space<'_>, va: u64) -> Result<Found, Fault> {
         let walked = tables.translate(space, va);
         let now = self.begin.elapsed().as_micros();
@@ -168,6 +176,9 @@ impl Tlb {
         let Some(entry) = known.valid(va) else {
             let page = walked?;
             known.insert(page, va, now);
+            if page.kind != 0 {
+                self.kinds.push((page.kind, va));
+            }
             return Ok(Found {
                 page,
                 is_first: true,
@@ -192,6 +203,9 @@ impl Tlb {
             let new = walked?;
             known.pages.remove(&(page.shift, va >> page.shift));
             known.insert(new, va, now);
+            if new.kind != 0 {
+                self.kinds.push((new.kind, va));
+            }
             new
         };
         self.stale.push(format!("{va:#x} is {leads}; {history}"));

@@ -1,12 +1,23 @@
-//! A VBIOS of the model's own: what nouveau does not start without, and no more.
+//! The VBIOS: one of the model's own, which is what nouveau does not start without, and no
+//! more; or that of a file.
 //!
-//! There are no scripts in it. The device is as if they had been run, so the tables of
+//! There are no scripts in the model's own. The device is as if they had been run, so the tables of
 //! the display, of clocks, of voltages are missing, and nouveau goes on without them.
 
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
 use crate::pci::{DEVICE, VENDOR};
+use crate::registers::{PROM, PROM_END};
 
 /// Bytes. `shadow_image()` in `bios/shadow.c` reads at least this much.
 pub const SIZE: usize = 4096;
+
+/// More does not fit into the window that the driver reads.
+const LIMIT: u64 = (PROM_END - PROM) as u64;
 
 /// Where the parts are.
 const PCIR: usize = 0x40;
@@ -28,7 +39,27 @@ struct Entry {
     offset: usize,
 }
 
-/// The image.
+/// That of a file, as it is: whether it is a good one is for the driver to say.
+pub fn read(path: &Path) -> Result<Vec<u8>> {
+    let mut image = Vec::new();
+    let named = || path.display().to_string();
+    let file = File::open(path).with_context(named)?;
+    // A file may be one that does not end.
+    let read = file.take(LIMIT + 1).read_to_end(&mut image);
+    let read = read.with_context(named)?;
+    if read as u64 > LIMIT {
+        bail!(
+            "{} has more than the {} KiB that a driver can see",
+            named(),
+            LIMIT >> 10
+        );
+    }
+    // What the driver reads is of four bytes each.
+    image.resize(read.next_multiple_of(4), 0xff);
+    Ok(image)
+}
+
+/// The model's own.
 pub fn image() -> Vec<u8> {
     let mut image = vec![0; SIZE];
     let mut set = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -126,6 +157,25 @@ mod tests {
         assert_eq!(&image[pcir..pcir + 4], b"PCIR");
         assert_eq!(u16_at(&image, pcir + 0x10) * 512, image.len());
         assert_eq!(image[pcir + 0x15] & 0x80, 0x80);
+    }
+
+    #[test]
+    fn a_file_is_taken_as_it_is_if_it_fits() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("rom");
+        std::fs::write(&file, [1, 2, 3, 4, 5]).unwrap();
+        assert_eq!(read(&file).unwrap(), [1, 2, 3, 4, 5, 0xff, 0xff, 0xff]);
+        std::fs::write(&file, vec![0; LIMIT as usize]).unwrap();
+        assert_eq!(read(&file).unwrap().len() as u64, LIMIT);
+        for large in [dir.path().join("large"), "/dev/zero".into()] {
+            if large.starts_with(dir.path()) {
+                std::fs::write(&large, vec![0; LIMIT as usize + 1]).unwrap();
+            }
+            let told = format!("{:#}", read(&large).unwrap_err());
+            assert!(told.contains("more than the 1024 KiB"), "{told}");
+        }
+        let told = format!("{:#}", read(&dir.path().join("none")).unwrap_err());
+        assert!(told.contains("none: No such file"), "{told}");
     }
 
     #[test]

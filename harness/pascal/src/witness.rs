@@ -2,6 +2,7 @@
 //! judge to read: a line of JSON each.
 
 use std::collections::HashSet;
+use std::ops::Not;
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,15 +16,17 @@ use crate::space::Place;
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event<'a> {
-    /// A register, or a method, that the model does not know: told once.
+    /// A driver asks what device this is, for the first time since it has power.
+    Probe,
+    /// A register, a method, or a kind of page that the model does not know: told once.
     Unknown {
-        /// `register` or `method`.
+        /// `register`, `method` or `kind`.
         kind: &'a str,
-        /// `read` or `write`.
+        /// `read` or `write`; `page` of a kind.
         dir: &'a str,
-        /// Its address.
+        /// Its address, or its number.
         at: u32,
-        /// What was written.
+        /// What was written; the lower half of an address in such a page.
         value: u32,
     },
     /// A channel began or ended.
@@ -43,6 +46,20 @@ pub enum Event<'a> {
         to: Place,
         /// Bytes.
         len: u64,
+        /// It was not done before the doorbell was answered, as was asked for.
+        #[serde(skip_serializing_if = "Not::not")]
+        late: bool,
+    },
+    /// A semaphore was released after copies from video memory to the host's.
+    Home {
+        /// The channel.
+        chid: u32,
+        /// How many.
+        copies: u64,
+        /// Bytes of all of them.
+        len: u64,
+        /// Microseconds since the doorbell of the first one.
+        took_us: u128,
     },
     /// The copy engine filled memory.
     Fill {
@@ -52,6 +69,9 @@ pub enum Event<'a> {
         to: Place,
         /// Bytes.
         len: u64,
+        /// As of a copy.
+        #[serde(skip_serializing_if = "Not::not")]
+        late: bool,
     },
     /// A page of BAR1 was used for the first time since the last invalidation.
     Bar1 {
@@ -92,7 +112,7 @@ pub enum Event<'a> {
 pub struct Totals {
     /// Reads and writes of registers.
     pub registers: u64,
-    /// Of these, of registers that the model does not know.
+    /// Uses of registers, methods and kinds of pages that the model does not know.
     pub unknown: u64,
     /// Reads and writes of BAR1, but for the doorbells.
     pub bar1_accesses: u64,

@@ -34,6 +34,7 @@ use crate::topology::Topologies;
 use crate::tree;
 use crate::ui::{Ui, seconds};
 use crate::vm::Booter;
+use crate::witness::speed;
 
 /// A command with what it needs.
 pub struct Run<'a> {
@@ -485,8 +486,10 @@ impl Run<'_> {
             } else {
                 seconds(start.elapsed())
             };
-            self.ui
-                .say(format!("{}: {} ({how})", job.name, part.closing_line()));
+            let speed = speed::of(&part.outcomes);
+            let speed = speed.map_or(String::new(), |told| format!("; {told}"));
+            let line = part.closing_line();
+            self.ui.say(format!("{}: {line} ({how}){speed}", job.name));
             add(part.outcomes);
             Ok(())
         };

@@ -3,6 +3,8 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use super::*;
+use crate::home::Home;
+use crate::inject::Inject;
 use crate::testing::{Board, ram};
 use crate::tlb::Tlb;
 use crate::witness::Witness;
@@ -16,7 +18,8 @@ struct Driver {
     board: Board,
     channel: Channel,
     tlb: Tlb,
-    transfers: u64,
+    inject: Inject,
+    home: Home,
     witness: Witness,
 }
 
@@ -39,22 +42,28 @@ impl Driver {
             board,
             channel,
             tlb: Tlb::new(Instant::now()),
-            transfers: u64::MAX,
+            inject: Inject::default(),
+            home: Home::default(),
             witness: Witness::new(None, false).unwrap(),
         }
     }
 
     fn run(&mut self) -> Stop {
+        self.with(Channel::run)
+    }
+
+    fn with(&mut self, work: fn(&mut Channel, &mut Context<'_>) -> Stop) -> Stop {
         let mut context = Context {
             space: self.board.space(),
             tables: self.channel.tables(),
             chid: 1,
             now: 0x1234_5678_9abc_def0,
             tlb: &mut self.tlb,
-            transfers: &mut self.transfers,
+            inject: &mut self.inject,
+            home: &mut self.home,
             witness: &mut self.witness,
         };
-        self.channel.run(&mut context)
+        work(&mut self.channel, &mut context)
     }
 
     /// Writes commands, and an entry of the ring that names them.
@@ -72,8 +81,12 @@ impl Driver {
     }
 }
 
-fn dead(stop: &Stop) -> bool {
-    matches!(stop, Stop::Dead(Death::Command(_)))
+/// The bit of the PBDMA, the method and its data.
+fn bad(stop: Stop) -> (u32, u32, u32) {
+    match stop {
+        Stop::Dead(Death::Command(bad)) => (bad.interrupt, bad.method.method, bad.method.data),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -119,7 +132,7 @@ fn a_channel_waits_for_a_semaphore_and_goes_on() {
     let mut words = method(0, 0x10, &[0, SEMAPHORE as u32, 5, ACQUIRE_GREATER_OR_EQUAL]);
     words.extend(method(0, 0x20, &[0]));
     assert_eq!(driver.push(&words), Stop::Waiting);
-    assert!(driver.channel.is_waiting() && !driver.channel.interrupts);
+    assert!(driver.channel.has_work() && !driver.channel.interrupts);
     driver.board.set(ram(0x2000), 4);
     assert_eq!(driver.run(), Stop::Waiting);
     driver.board.set(ram(0x2000), 6);
@@ -176,13 +189,38 @@ fn the_end_of_a_segment() {
 
 #[test]
 fn what_is_no_command_ends_the_channel() {
-    assert!(dead(&Driver::new().push(&[6 << 29])));
-    assert!(dead(&Driver::new().push(&method(4, 0x300, &[0]))));
+    let push = |words: &[u32]| bad(Driver::new().push(words));
+    assert_eq!(push(&[6 << 29]), (r::PBDMA_PBENTRY, 0, 6 << 29));
+    let nobody = method(4, 0x300, &[7]);
+    assert_eq!(push(&nobody), (r::PBDMA_ILLEGAL_METHOD, 0x300, 7));
     let operation = method(0, 0x10, &[0, SEMAPHORE as u32, 1, 3]);
-    assert!(dead(&Driver::new().push(&operation)));
+    assert_eq!(push(&operation), (r::PBDMA_SEMAPHORE, SEMAPHORE_D, 3));
     let mut linear = method(4, SET_OBJECT, &[0xc1b5]);
     linear.extend(method(4, 0x300, &[2]));
-    assert!(dead(&Driver::new().push(&linear)));
+    assert_eq!(push(&linear), (r::PBDMA_ILLEGAL_METHOD, 0x300, 2));
+}
+
+#[test]
+fn a_launch_that_takes_its_time_is_carried_out_once() {
+    let time = Duration::from_millis(3);
+    let mut driver = Driver::new();
+    driver.inject.slow = Some((1, time));
+    let mut words = method(4, SET_OBJECT, &[0xc1b5]);
+    let from = SEMAPHORE as u32 + 0x10;
+    words.extend(method(4, 0x400, &[0, from, 0, from + 8, 8, 8, 8, 1]));
+    words.extend(method(4, 0x300, &[3 << 7 | 2]));
+    words.extend(method(0, 0x20, &[0]));
+    driver.board.set(ram(0x2010), 7);
+    assert_eq!(driver.push(&words), Stop::Busy(Some(time)));
+    assert_eq!(driver.board.get(ram(0x2018)), 0);
+    assert_eq!(driver.with(Channel::finish), Stop::Idle);
+    assert_eq!(driver.board.get(ram(0x2018)), 7);
+    assert!(driver.channel.has_work() && !driver.channel.interrupts);
+    driver.board.set(ram(0x2010), 8);
+    assert_eq!(driver.with(Channel::finish), Stop::Idle);
+    assert_eq!(driver.run(), Stop::Idle);
+    assert!(driver.channel.interrupts && !driver.channel.has_work());
+    assert_eq!(driver.board.get(ram(0x2018)), 7);
 }
 
 #[test]

@@ -9,7 +9,8 @@ struct Engine {
     root: Place,
     engine: CopyEngine,
     tlb: Tlb,
-    transfers: u64,
+    inject: Inject,
+    home: Home,
     witness: Witness,
 }
 
@@ -26,7 +27,8 @@ impl Engine {
             root,
             engine: CopyEngine::default(),
             tlb: Tlb::new(Instant::now()),
-            transfers: u64::MAX,
+            inject: Inject::default(),
+            home: Home::default(),
             witness: Witness::new(None, false).unwrap(),
         }
     }
@@ -38,7 +40,8 @@ impl Engine {
             chid: 0,
             now: 32,
             tlb: &mut self.tlb,
-            transfers: &mut self.transfers,
+            inject: &mut self.inject,
+            home: &mut self.home,
             witness: &mut self.witness,
         };
         for (method, data) in methods {
@@ -170,7 +173,7 @@ fn what_is_not_modelled_is_refused() {
 #[test]
 fn transfers_fail_when_there_are_none_left() {
     let mut engine = Engine::new();
-    engine.transfers = 1;
+    engine.inject.fails_after = Some(1);
     let setup = [(OFFSET_OUT_LOWER, 0x20_0000), (LINE_LENGTH_IN, 8)];
     let launch = (LAUNCH_DMA, PLAIN | SRC_IS_PHYSICAL | DST_IS_PHYSICAL);
     assert_eq!(engine.methods(&[setup[0], setup[1], launch]), Ok(true));

@@ -8,10 +8,17 @@ use super::*;
 use crate::server::Served;
 use crate::testing::{Board, ram};
 
+mod engine;
+
 const USERD_AT: u64 = 0x4000;
 const RING: u64 = 0x10_0000;
 const COMMANDS: u64 = 0x20_0000;
 const SEMAPHORE: u64 = 0x30_0000;
+/// In video memory.
+const RUNLIST: u64 = 0x70_0000;
+/// Where the ring of channel 5 is after that of channel 3.
+const OTHER_RING: u64 = 0x800;
+const START: u32 = 0x400;
 
 fn set(gpu: &mut Gpu, register: u32, value: u32) {
     gpu.write(u64::from(register), &value.to_le_bytes());
@@ -57,6 +64,15 @@ fn gpu_and_channel() -> (Gpu, Mapped, Mapped) {
     board.map(tables, SEMAPHORE, 12, ram(0x2000), 0);
     let semaphore = board.entry(tables, SEMAPHORE, 12);
     board.set(channel.after(0x48), RING | 4 << 48);
+    // Channel 5 has the same tables, and the ring after it.
+    let (other, _) = board.instance((1 << 47) - 1);
+    board.set(other.after(0x200), board.get(channel.after(0x200)));
+    board.set(other.after(0x48), (RING + OTHER_RING) | 4 << 48);
+    // Group 9 has channel 3, and group 3 channel 5.
+    let entries = [1 << 26 | 1 << 13 | 9, 3, 1 << 26 | 1 << 13 | 3, 5];
+    for (n, entry) in (0..).zip(entries) {
+        board.set(Place::vram(RUNLIST + n * 8), entry);
+    }
     let witness = Witness::new(None, false).unwrap();
     let mut gpu = Gpu::new(board.vram, witness);
     gpu.memory = board.memory;
@@ -64,9 +80,13 @@ fn gpu_and_channel() -> (Gpu, Mapped, Mapped) {
     set(&mut gpu, r::BAR1_BLOCK, block);
     set(&mut gpu, r::BAR2_BLOCK, block);
     set(&mut gpu, r::USERD, 1 << 28 | (USERD_AT >> 12) as u32);
-    let slot = r::CHANNELS + 3 * 8;
-    set(&mut gpu, slot, 1 << 31 | (channel.address >> 12) as u32);
-    set(&mut gpu, slot + 4, 0x400);
+    set(&mut gpu, r::RUNLIST, (RUNLIST >> 12) as u32);
+    set(&mut gpu, r::RUNLIST_LENGTH, entries.len() as u32);
+    for (chid, instance) in [(3, channel), (5, other)] {
+        let slot = r::CHANNELS + chid * 8;
+        set(&mut gpu, slot, 1 << 31 | (instance.address >> 12) as u32);
+        set(&mut gpu, slot + 4, START);
+    }
     let channel = Mapped {
         root: tables,
         entry: semaphore,
@@ -280,6 +300,17 @@ fn a_fault_of_a_channel_is_reported() {
 }
 
 #[test]
+fn a_vbios_is_served_as_it_is() {
+    let (mut gpu, ..) = gpu();
+    gpu.vbios = vec![1, 2, 3, 4, 5, 6, 7, 0xff];
+    assert_eq!(get(&mut gpu, r::PROM), 0x0403_0201);
+    assert_eq!(get(&mut gpu, r::PROM + 4), 0xff07_0605);
+    assert_eq!(get(&mut gpu, r::PROM + 8), !0);
+    gpu.vbios = Vec::new();
+    assert_eq!(get(&mut gpu, r::PROM), !0);
+}
+
+#[test]
 fn registers_and_windows() {
     let (mut gpu, ..) = gpu();
     assert_eq!(get(&mut gpu, r::BOOT_0), r::GP106);
@@ -333,7 +364,7 @@ fn in_d3_nothing_answers() {
     let mut power = [0; 2];
     gpu.config.read(pci::POWER as u64, &mut power);
     assert_eq!(power, [0x0b, 0]);
-    let mut served = Served(gpu);
+    let mut served = Served::new(gpu);
     for (bar, at) in [(3, 0x8000), (1, 0x8000), (0, u64::from(r::BOOT_0))] {
         let mut data = [0; 4];
         served.region_read(bar, at, &mut data).unwrap();
@@ -342,7 +373,7 @@ fn in_d3_nothing_answers() {
     for (bar, at) in [(3, 0x8000), (1, 0x8000), (0, u64::from(r::WINDOW))] {
         served.region_write(bar, at, &[1, 0, 0, 0]).unwrap();
     }
-    let mut gpu = served.0;
+    let mut gpu = served.gpu();
     let told = &gpu.witness.first_violations;
     assert_eq!(told.len(), 6);
     assert_eq!(told[1], "BAR1 was used at 0x8000 in D3");
@@ -372,7 +403,11 @@ proptest! {
                 4 => gpu.bar2_write(near, data),
                 5 => gpu.config_write(near, data),
                 _ => {
-                    let known = [r::BAR1_BLOCK, r::USERD, r::WINDOW, r::CHANNELS, r::CHANNELS + 4];
+                    let known = [
+                        r::BAR1_BLOCK, r::USERD, r::WINDOW, r::CHANNELS, r::CHANNELS + 4,
+                        r::CHANNELS + 24, r::CHANNELS + 28, r::PREEMPT, r::RUNLIST,
+                        r::RUNLIST_LENGTH, r::ENABLE, r::PBDMA_INTR,
+                    ];
                     set(&mut gpu, known[at as usize % known.len()], value as u32);
                 }
             }

@@ -30,7 +30,7 @@ fn tlb() -> Tlb {
 fn pages_of_each_size_lead_where_their_entries_say() {
     let (mut board, tables, root) = board();
     board.map(root, 0x1000, 12, Place::vram(0x5000), 0);
-    board.map(root, 0x40_0000, 21, Place::vram(0x80_0000), 0);
+    board.map(root, 0x40_0000, 21, Place::vram(0x80_0000), 0xfe << 56);
     board.map(root, 0x61_0000, 16, ram(0x2_0000), 0);
     board.map(root, 0x7fff_ffff_f000, 12, ram(0), 0);
     let at = |va| place(&board, &tables, va);
@@ -38,6 +38,8 @@ fn pages_of_each_size_lead_where_their_entries_say() {
     assert_eq!(at(0x5f_ffff), Ok(Place::vram(0x9f_ffff)));
     assert_eq!(at(0x61_fedc), Ok(ram(0x2_fedc)));
     assert_eq!(at(0x7fff_ffff_ffff), Ok(ram(0xfff)));
+    let kind = |va| tables.translate(board.space(), va).unwrap().kind;
+    assert_eq!((kind(0x1000), kind(0x40_0000)), (0, 0xfe));
     let left = |va| tables.translate(board.space(), va).unwrap().left(va);
     assert_eq!((left(0x1001), left(0x61_0000)), (0xfff, 0x1_0000));
 }

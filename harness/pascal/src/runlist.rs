@@ -1,0 +1,91 @@
+//! The runlist that the driver has submitted: which channels are in which group
+//! (`engine/fifo/gk110.c`, `gp100.c`). The model does not schedule by it; but nouveau stops
+//! groups, and the number of a group is not that of its channel.
+
+use crate::host::CHANNELS;
+use crate::space::{Aperture, Place, Space};
+
+/// In the first word of an entry: the number of what it is for.
+const NUMBER: u32 = 0xfff;
+/// It begins a group; the channels of the group follow, their count is from bit 26 on.
+const GROUP: u32 = 1 << 13;
+const GROUP_COUNT: u32 = 26;
+const ENTRY: u64 = 8;
+
+/// A runlist as its two registers say where it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Runlist {
+    start: Place,
+    entries: u64,
+}
+
+impl Runlist {
+    /// `address`, `length`: what `gk104_runl_commit()` writes.
+    pub fn new(address: u32, length: u32) -> Self {
+        let aperture = match address >> 28 {
+            0 => Aperture::Vram,
+            _ => Aperture::System,
+        };
+        Self {
+            start: Place {
+                aperture,
+                address: u64::from(address & 0x0fff_ffff) << 12,
+            },
+            // A driver may say anything. Each channel has a group of its own at most.
+            entries: u64::from(length & 0xf_ffff).min(2 * u64::from(CHANNELS)),
+        }
+    }
+
+    /// The channels of a group.
+    pub fn channels(self, space: Space<'_>, group: u32) -> Vec<u32> {
+        let mut entries = (0..self.entries).filter_map(|n| {
+            let entry = space.read_u64(self.start.after(n * ENTRY)).ok()?;
+            Some(entry as u32)
+        });
+        let is_it = |entry: &u32| entry & GROUP != 0 && entry & NUMBER == group;
+        let Some(count) = entries.find(is_it).map(|entry| entry >> GROUP_COUNT) else {
+            return Vec::new();
+        };
+        entries
+            .take(count as usize)
+            .map(|entry| entry & NUMBER)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Board, ram};
+
+    #[test]
+    fn a_group_has_the_channels_that_follow_it() {
+        let board = Board::new();
+        // gk110_runl_insert_cgrp(), gp100_runl_insert_chan(), which has the instance, too.
+        let group = |count: u64, id: u64| count << 26 | 128 << 18 | 3 << 14 | 0x2000 | id;
+        let list = [group(1, 7), 2 | 5 << 32, group(2, 4), 7, 9 | 1 << 14];
+        for start in [Place::vram(0x5000), ram(0x2000)] {
+            for (n, entry) in (0..).zip(list) {
+                board.set(start.after(n * ENTRY), entry);
+            }
+            let target = if start.aperture == Aperture::Vram {
+                0
+            } else {
+                3
+            };
+            let address = target << 28 | (start.address >> 12) as u32;
+            let channels = |length, group| {
+                let runlist = Runlist::new(address, length);
+                runlist.channels(board.space(), group)
+            };
+            assert_eq!(channels(5, 7), [2]);
+            assert_eq!(channels(5, 4), [7, 9]);
+            assert!(channels(5, 2).is_empty());
+            assert_eq!(channels(4, 4), [7]);
+            assert!(channels(0, 7).is_empty());
+        }
+        // Nothing is there.
+        let nowhere = Runlist::new(0x0fff_ffff, !0);
+        assert!(nowhere.channels(board.space(), 0).is_empty());
+    }
+}
