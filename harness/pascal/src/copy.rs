@@ -186,8 +186,12 @@ impl CopyEngine {
         Ok(true)
     }
 
-    /// Carries out a launch that has taken its time.
+    /// Carries out a launch that has taken its time. A driver that waits no longer must have
+    /// stopped the channel: it gives the destination to somebody else.
     pub fn finish(&self, context: &mut Context<'_>, launch: u32) -> Result<(), Refused> {
+        context
+            .witness
+            .violation("a transfer that --slow delayed was not stopped");
         self.launch(context, launch, true)
     }
 
