@@ -110,7 +110,10 @@ mod tests {
         let report = "cut here\nnic: DMA addr 1 overflow (mask 7)\nWARNING: a.c:1";
         assert!(is_allowed(report, &allowed));
         assert!(!is_allowed(report, &[]));
-        assert!(!is_allowed("BUG: x\na\nb\nc\nd\noverflow (mask 7)", &allowed));
+        assert!(!is_allowed(
+            "BUG: x\na\nb\nc\nd\noverflow (mask 7)",
+            &allowed
+        ));
         let lockdep = "WARNING: possible circular locking dependency detected\n7.3.0\n----\n\
                        a/1 is trying to acquire lock:\nffff (&a->mutex){+.+.}-{4:4}, at: f+0x1";
         assert!(is_allowed(lockdep, &["(&a->mutex)".to_owned()]));
