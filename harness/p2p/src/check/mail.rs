@@ -6,10 +6,11 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Checker, outcome};
+use super::Checker;
 use crate::export::COVER_MAIL;
 use crate::git::{ask, git};
 use crate::proc::{output, tail};
+use crate::recipients::{Directory, Recipients};
 use crate::report::Outcome;
 use crate::series::name;
 
@@ -180,38 +181,18 @@ fn is_trailer(line: &str) -> bool {
 
 /// Somebody must be asked about every patch.
 pub fn maintainers(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
+    let mut directory = Directory::of(checker.tree)?;
     let mut outcomes = Vec::new();
     for patch in &checker.series.patches {
-        let mut command = Command::new("perl");
-        command
-            .current_dir(&checker.tree.dir)
-            .arg("scripts/get_maintainer.pl")
-            .args([
-                "--nogit",
-                "--nogit-fallback",
-                "--no-l",
-                "--no-r",
-                "--norolestats",
-            ])
-            .arg(patch);
-        let (_, out, err) = output(&mut command)?;
-        let nobody = if somebody(&out) {
-            Vec::new()
-        } else {
-            vec![format!(
-                "nobody is responsible for what it touches\n{out}{err}"
-            )]
-        };
-        outcomes.push(outcome("maintainers", &name(patch), nobody, &command));
+        let said = directory.ask(&fs::read_to_string(patch)?)?;
+        let mut recipients = Recipients::default();
+        recipients.add(said);
+        let trouble = (!recipients.has_maintainer())
+            .then(|| format!("nobody is responsible for what it touches\n{said}"));
+        outcomes.push(Outcome::unless("maintainers", &name(patch), trouble));
     }
+    directory.close()?;
     Ok(outcomes)
-}
-
-/// Whether get_maintainer.pl found somebody besides who is there for the rest.
-pub fn somebody(found: &str) -> bool {
-    found
-        .lines()
-        .any(|line| line.contains('@') && !line.contains("THE REST"))
 }
 
 /// codespell on messages and new lines; other lines are left empty, so that line
