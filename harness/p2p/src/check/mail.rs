@@ -1,7 +1,7 @@
 //! Checks of patches as mails.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -12,7 +12,7 @@ use crate::git::{ask, git};
 use crate::proc::{output, tail};
 use crate::recipients::{Directory, Recipients};
 use crate::report::Outcome;
-use crate::series::name;
+use crate::series::{Fit, How, name};
 
 /// What body lines may have, as checkpatch counts.
 const WIDTH: usize = 75;
@@ -21,6 +21,11 @@ const WIDTH: usize = 75;
 /// they touch.
 pub fn am(checker: &Checker<'_>) -> Result<Outcome> {
     let tree = checker.tree;
+    let what = "git am of all patches";
+    let missing = checker.series.without(&tree.found.patches).patches;
+    if tree.found.differs || missing.is_empty() {
+        return Ok(Outcome::skipped("am", what, "the tree has them already"));
+    }
     let scratch = tempfile::tempdir_in(checker.paths.build())?;
     let dir = scratch.path().join("am");
     let shown = dir.to_string_lossy();
@@ -38,18 +43,18 @@ pub fn am(checker: &Checker<'_>) -> Result<Outcome> {
             &tree.base,
         ],
     )?;
-    let result = apply(checker, &dir);
+    let result = apply(checker, &missing, &dir);
     ask(&tree.dir, &["worktree", "remove", "--force", &shown])?;
-    Ok(Outcome::unless("am", "git am of all patches", result?))
+    Ok(Outcome::unless("am", what, result?))
 }
 
-fn apply(checker: &Checker<'_>, dir: &Path) -> Result<Option<String>> {
+fn apply(checker: &Checker<'_>, patches: &[PathBuf], dir: &Path) -> Result<Option<String>> {
     let mut sparse = git(dir, &["sparse-checkout", "set", "--no-cone"]);
     sparse.args(checker.added.all().map(|file| format!("/{file}")));
     crate::proc::capture(&mut sparse)?;
     ask(dir, &["checkout", "-q"])?;
     let mut am = git(dir, &["am", "-q"]);
-    am.args(&checker.series.patches);
+    am.args(patches);
     let (status, out, err) = output(&mut am)?;
     if !status.success() {
         return Ok(Some(tail(&format!("{out}{err}"), 20)));
@@ -63,9 +68,13 @@ fn apply(checker: &Checker<'_>, dir: &Path) -> Result<Option<String>> {
 /// Each topic by itself, on those that it needs: whoever is sent it has no others.
 pub fn topics(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let tree = checker.tree;
-    let found = checker.series.apply_alone(&tree.dir, &tree.base)?;
-    let outcome = |(topic, trouble): (String, _)| Outcome::unless("topics", &topic, trouble);
-    Ok(found.into_iter().map(outcome).collect())
+    let (dir, there) = (&tree.dir, &tree.found.patches);
+    let fits = checker.series.fits(dir, &tree.base, there, How::Exactly)?;
+    let outcome = |(topic, fit): &(String, Fit)| {
+        let trouble = (!fit.is_good()).then(|| format!("does not apply: {fit}"));
+        Outcome::unless("topics", topic, trouble)
+    };
+    Ok(fits.iter().map(outcome).collect())
 }
 
 /// The kernel's own style check, on each patch. Who sends a patch signs it off:

@@ -72,11 +72,14 @@ impl Run<'_> {
             Command::Export => self.export()?,
             Command::Drift => {
                 let outcome = own::drift(paths, &tree::ensure(paths, ui)?)?;
-                if outcome.status == Status::Failed {
-                    println!("{}", outcome.reason);
-                    return Ok(Verdict::Failed);
+                match outcome.status {
+                    Status::Passed => ui.say("patches/, the tree and the mirrors are the same"),
+                    Status::Skipped => ui.say(format!("not compared: {}", outcome.reason)),
+                    Status::Failed => {
+                        println!("{}", outcome.reason);
+                        return Ok(Verdict::Failed);
+                    }
                 }
-                ui.say("patches/, the tree and the mirrors are the same");
             }
             Command::Build { only } => {
                 let only = Only::new(only.as_deref());
@@ -112,6 +115,13 @@ impl Run<'_> {
     fn export(&self) -> Result<()> {
         let tree = tree::open(self.paths)?;
         let series = Series::read(&self.paths.root)?;
+        if !tree.found.patches.is_empty() {
+            bail!(
+                "the tree has these patches already, and no commits of them to write: {}.\n\
+                 `make export` works in a tree with the whole series, or with nothing of it.",
+                series.shortened(&tree.found.patches)
+            );
+        }
         let changes = export::write(&self.paths.root, &tree, &series)?;
         tree.remember(&Series::read(&self.paths.root)?)?;
         for change in &changes {

@@ -1,6 +1,7 @@
 use super::*;
 
 use crate::series::{How, Series};
+use crate::tree::Found;
 
 const SETTINGS: &str = "subject_prefix = 'RFC PATCH'\nbase_commit = 'abcd'\n\
     [[topic]]\nfolder = '1-mm'\nfirst = 'mm: change'\n\
@@ -70,6 +71,7 @@ impl Scene {
             base: ask(&dir, &["rev-parse", "base"]).unwrap(),
             tip: ask(&dir, &["rev-parse", "series"]).unwrap(),
             source: "test".into(),
+            found: Found::default(),
             dir,
         }
     }
