@@ -28,7 +28,7 @@ pub const COVER_MAIL: &str = "0000-cover-letter.txt";
 
 /// What a cover letter says of its base until somebody looks it up.
 fn unknown_base() -> String {
-    let version = setup::BASE_VERSION.replace('~', "-");
+    let version = setup::source::BASE_VERSION.replace('~', "-");
     format!("(v{version}: who sends this sets base_commit in patches/series.toml)")
 }
 

@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::statvfs::statvfs;
@@ -332,10 +332,10 @@ fn create(paths: &Paths, ui: &Ui) -> Result<()> {
     let dir = paths.tree();
     match &paths.kdir {
         None => {
-            let base = setup::base(paths, ui)?;
+            let base = setup::source::base(paths, ui)?;
             let step = ui.step(format!("tree: {}", base.name()));
             step.at("unpacking");
-            unpack(&base, &partial)?;
+            base.unpack(&partial, None)?;
             step.at("committing the base");
             commit_base(&partial, &base.name())?;
             fs::rename(&partial, &dir)?;
@@ -381,46 +381,8 @@ fn create(paths: &Paths, ui: &Ui) -> Result<()> {
     Ok(())
 }
 
-/// The package holds a tar archive that holds the tree.
-fn unpack(base: &setup::Base, dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir)?;
-    let mut outer = Command::new("dpkg-deb")
-        .arg("--fsys-tarfile")
-        .arg(&base.deb)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("dpkg-deb not found: run `make setup`")?;
-    let package = base.name();
-    let package = package.split(' ').next().unwrap_or_default();
-    let mut middle = Command::new("tar")
-        .args(["-xO", "--occurrence=1"])
-        .arg(format!("./usr/src/{package}.tar.xz"))
-        .stdin(outer.stdout.take().expect("it is piped"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let mut inner = Command::new("tar");
-    inner
-        .args(["-xJ", "--strip-components=1", "-C"])
-        .arg(dir)
-        .stdin(middle.stdout.take().expect("it is piped"));
-    let (status, _, err) = crate::proc::collect(&mut inner)?;
-    // They end when the last one does; what counts is what came out.
-    let _ = outer.kill();
-    outer.wait()?;
-    middle.wait()?;
-    if !status.success() || !dir.join("Kbuild").is_file() {
-        bail!(
-            "{} could not be unpacked: {}\nIf the file is damaged, remove it; it will be fetched again.",
-            base.deb.display(),
-            tail(&err, 5)
-        );
-    }
-    Ok(())
-}
-
 /// Commits a tree so that the commit depends on its content and name alone.
-fn commit_base(dir: &Path, name: &str) -> Result<()> {
+pub fn commit_base(dir: &Path, name: &str) -> Result<()> {
     strip_packaging(&dir.join(".gitignore"))?;
     ask(dir, &["init", "-q", "-b", "base"])?;
     for (key, value) in [

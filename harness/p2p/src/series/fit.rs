@@ -38,6 +38,17 @@ impl Fit {
     pub fn is_good(&self) -> bool {
         matches!(self, Self::Applies | Self::There)
     }
+
+    /// With a patch's number for its name.
+    pub fn short(&self) -> String {
+        match self {
+            Self::Refused { patch, place } => {
+                let number = patch.split('-').next().unwrap_or_default();
+                format!("{number}: {place}")
+            }
+            _ => self.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for Fit {

@@ -206,6 +206,7 @@ fn a_topic_alone_is_on_those_that_it_needs() {
     let found = fits();
     assert!(found[0].1.is_good() && found[1].1.is_good());
     assert_eq!(found[2].1.to_string(), "0001-mm-2.patch, hunk 1 of file");
+    assert_eq!(found[2].1.short(), "0001: hunk 1 of file");
 }
 
 #[test]
