@@ -26,6 +26,7 @@ use crate::ui::Ui;
 mod building;
 mod mail;
 mod messages;
+mod trees;
 
 /// Checks of seconds, which `make test` runs, too.
 pub const QUICK: [&str; 9] = [
@@ -46,6 +47,9 @@ pub const OUTPUTS: [&str; 2] = ["check", "check-topic"];
 /// Checks of minutes.
 pub const BUILDING: [&str; 2] = ["objects", "rustdoc"];
 
+/// Which topics apply to which kernels. It may have to download some.
+pub const TREES: &str = "trees";
+
 /// qemu/check.toml
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,6 +57,9 @@ struct Settings {
     fragments: Vec<String>,
     targets: Vec<String>,
     words: Vec<String>,
+    suites: Vec<String>,
+    #[serde(rename = "tree")]
+    trees: Vec<trees::Kernel>,
 }
 
 impl Settings {
@@ -134,6 +141,11 @@ impl<'a> Checker<'a> {
         };
         step.done(format!("{} tests", outcomes.len()));
         Ok(outcomes)
+    }
+
+    /// Runs [`TREES`]; prints the table.
+    pub fn trees(&self, ui: &Ui) -> Result<Vec<Outcome>> {
+        trees::run(self, ui)
     }
 
     /// Where the kernel is built that has been configured for checks: another place for

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::git::{ask, git};
 use crate::proc::{capture, capture_from};
+use crate::recipients::{Directory, Recipients};
 use crate::series::{COVER_TEXT, Series, Settings, Topic, git_dir};
 use crate::setup;
 use crate::tree::Tree;
@@ -27,7 +28,7 @@ pub const COVER_MAIL: &str = "0000-cover-letter.txt";
 
 /// What a cover letter says of its base until somebody looks it up.
 fn unknown_base() -> String {
-    let version = setup::BASE_VERSION.replace('~', "-");
+    let version = setup::source::BASE_VERSION.replace('~', "-");
     format!("(v{version}: who sends this sets base_commit in patches/series.toml)")
 }
 
@@ -94,6 +95,7 @@ fn render(tree: &Tree, series: &Series) -> Result<Files> {
     let settings = &series.settings;
     let mut files = Files::new();
     let mut ids = BTreeMap::new();
+    let mut directory = Directory::of(tree)?;
     for part in &parts(tree, settings)? {
         part.patches(tree, settings, &mut files)?;
         let id = part.patch_ids(tree, &files)?;
@@ -103,12 +105,14 @@ fn render(tree: &Tree, series: &Series) -> Result<Files> {
             let text = fs::read_to_string(&cover)?;
             let needed = settings.prerequisites(part.topic).into_iter();
             let needed = needed.flat_map(|topic| &ids[topic.folder.as_str()]);
+            let recipients = part.recipients(&mut directory, &files)?;
             let mail = part
-                .cover_mail(tree, settings, &text, needed)
+                .cover_mail(tree, settings, &text, &recipients, needed)
                 .with_context(|| cover.display().to_string())?;
             files.insert(part.file(COVER_MAIL), mail.into_bytes());
         }
     }
+    directory.close()?;
     mirrors(tree, settings, &mut files)?;
     Ok(files)
 }
@@ -188,8 +192,7 @@ impl Part<'_> {
     /// What names the patches among `files` wherever they are applied.
     fn patch_ids(&self, tree: &Tree, files: &Files) -> Result<Vec<String>> {
         let mut patches = tempfile::NamedTempFile::new_in(git_dir(&tree.dir)?)?;
-        let folder = self.file("");
-        for (_, patch) in files.iter().filter(|(path, _)| path.starts_with(&folder)) {
+        for patch in self.patches_among(files) {
             patches.write_all(patch)?;
         }
         let mut ids = git(&tree.dir, &["patch-id", "--stable"]);
@@ -198,12 +201,29 @@ impl Part<'_> {
         Ok(ids.lines().map(first).collect())
     }
 
+    fn patches_among<'f>(&self, files: &'f Files) -> impl Iterator<Item = &'f Vec<u8>> {
+        let folder = self.file("");
+        let is_in = move |path: &Path| path.starts_with(&folder);
+        let those = files.iter().filter(move |(path, _)| is_in(path));
+        those.map(|(_, patch)| patch)
+    }
+
+    /// Who gets the topic: all whom get_maintainer.pl names for one of its patches.
+    fn recipients(&self, directory: &mut Directory<'_>, files: &Files) -> Result<Recipients> {
+        let mut recipients = Recipients::default();
+        for patch in self.patches_among(files) {
+            recipients.add(directory.ask(&String::from_utf8_lossy(patch))?);
+        }
+        Ok(recipients)
+    }
+
     /// The author's text, then what git says of the topic.
     fn cover_mail<'i>(
         &self,
         tree: &Tree,
         settings: &Settings,
         text: &str,
+        recipients: &Recipients,
         needed: impl Iterator<Item = &'i String>,
     ) -> Result<String> {
         let (subject, body) = text
@@ -233,11 +253,12 @@ impl Part<'_> {
         }
         Ok(format!(
             "From {zero} Mon Sep 17 00:00:00 2001\n{author}\n\
-             Subject: [{prefix} {none:0>width$}/{count}] {subject}\n\
+             Subject: [{prefix} {none:0>width$}/{count}] {subject}\n{recipients}\
              MIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\n\
              Content-Transfer-Encoding: 8bit\n\n{body}\n\n{shortlog}\n{stat}\n{based_on}",
             zero = "0".repeat(40),
             prefix = settings.subject_prefix,
+            recipients = recipients.head(),
             none = 0,
             width = count.len(),
             body = body.trim(),

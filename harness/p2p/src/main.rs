@@ -27,6 +27,7 @@ mod outcome;
 mod paths;
 mod plan;
 mod proc;
+mod recipients;
 mod report;
 mod series;
 mod setup;

@@ -13,7 +13,11 @@ use serde::Deserialize;
 
 use crate::git::{ask, git};
 use crate::paths::digest;
-use crate::proc::{capture, output, quote, tail};
+use crate::proc::{capture, output, quote};
+
+mod fit;
+
+pub use fit::{Fit, told, with_files_of};
 
 /// patches/series.toml
 #[derive(Clone, Debug, Deserialize)]
@@ -158,26 +162,15 @@ impl Series {
         }
     }
 
-    /// Why each topic does not apply to `base` and the topics that it needs alone;
-    /// nothing if it does.
-    pub fn apply_alone(&self, tree: &Path, base: &str) -> Result<Vec<(String, Option<String>)>> {
-        let scratch = scratch(tree)?;
-        let (clean, index) = (scratch.path().join("clean"), scratch.path().join("index"));
-        capture(git(tree, &["read-tree", base]).env("GIT_INDEX_FILE", &clean))?;
-        let mut found = Vec::new();
-        for topic in &self.settings.topics {
-            fs::copy(&clean, &index)?;
-            let mut topics = self.settings.prerequisites(topic);
-            topics.push(topic);
-            let mut apply = git(tree, &["apply", "--cached", "--whitespace=nowarn"]);
-            apply
-                .args(self.part(&topics).patches)
-                .env("GIT_INDEX_FILE", &index);
-            let (status, _, err) = output(&mut apply)?;
-            let trouble = (!status.success()).then(|| tail(&err, 10));
-            found.push((topic.folder.clone(), trouble));
+    /// Without the patches of these names.
+    pub fn without(&self, names: &[String]) -> Self {
+        let is_left = |patch: &&PathBuf| !names.contains(&name(patch));
+        Self {
+            dir: self.dir.clone(),
+            settings: self.settings.clone(),
+            patches: self.patches.iter().filter(is_left).cloned().collect(),
+            digest: self.digest.clone(),
         }
-        Ok(found)
     }
 
     /// Puts the patches on `base` and gives the last commit. Neither a work
@@ -268,12 +261,7 @@ impl Applying<'_> {
     fn commit(&self, parent: &str) -> Result<String> {
         let message = self.scratch.join("message");
         let diff = self.scratch.join("diff");
-        let mut mailinfo = git(self.tree, &["mailinfo"]);
-        mailinfo.arg(&message).arg(&diff);
-        let info = crate::proc::capture_from(&mut mailinfo, self.patch)
-            .with_context(|| format!("{} is no patch", self.patch.display()))?;
-        let mail = Mail::parse(&info)
-            .with_context(|| format!("{} has no author or subject", self.patch.display()))?;
+        let mail = Mail::read(self.tree, self.patch, &message, &diff)?;
         if fs::metadata(&diff)?.len() == 0 {
             bail!("{} changes nothing", self.patch.display());
         }
@@ -366,6 +354,14 @@ fn places(complaint: &str, diff: &str) -> String {
 
 /// Names the hunk of `file` whose old lines begin at `first`.
 fn hunk(diff: &str, file: &str, first: &str) -> String {
+    match hunk_number(diff, file, first) {
+        Some((number, count, header)) => format!("hunk {number} of {count}, {header}"),
+        None => format!("at line {first}"),
+    }
+}
+
+/// Its number, how many there are of that file, and its first line.
+fn hunk_number<'a>(diff: &'a str, file: &str, first: &str) -> Option<(usize, usize, &'a str)> {
     let header = format!(" b/{file}");
     let hunks: Vec<_> = diff
         .lines()
@@ -375,17 +371,23 @@ fn hunk(diff: &str, file: &str, first: &str) -> String {
         .filter(|line| line.starts_with("@@ -"))
         .collect();
     let begins = format!("@@ -{first}");
-    let found = hunks.iter().position(|line| {
+    let at = hunks.iter().position(|line| {
         line.strip_prefix(&begins)
             .is_some_and(|rest| rest.starts_with([',', ' ']))
-    });
-    match found {
-        Some(at) => format!("hunk {} of {}, {}", at + 1, hunks.len(), hunks[at]),
-        None => format!("at line {first}"),
-    }
+    })?;
+    Some((at + 1, hunks.len(), hunks[at]))
 }
 
 impl Mail {
+    /// Splits a patch into what is returned, a message and a diff.
+    fn read(tree: &Path, patch: &Path, message: &Path, diff: &Path) -> Result<Self> {
+        let mut mailinfo = git(tree, &["mailinfo"]);
+        mailinfo.arg(message).arg(diff);
+        let info = crate::proc::capture_from(&mut mailinfo, patch)
+            .with_context(|| format!("{} is no patch", patch.display()))?;
+        Self::parse(&info).with_context(|| format!("{} has no author or subject", patch.display()))
+    }
+
     fn parse(info: &str) -> Option<Self> {
         let mut mail = Self::default();
         for line in info.lines() {

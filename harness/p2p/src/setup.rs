@@ -12,20 +12,15 @@ use anyhow::{Context, Error, Result, anyhow};
 
 use crate::paths::Paths;
 use crate::proc::capture;
-use crate::ui::{Step, Ui};
-use apt::Apt;
+use crate::ui::Ui;
 
 mod apt;
 pub mod qemu;
 pub mod rdma_core;
+pub mod source;
 
 const BINDGEN: &str = "0.72.1";
 const VIRTME_NG: &str = "1.42";
-
-/// The package that holds the base, and the version the series is made for.
-const BASE_PACKAGE: &str = "linux-source-7.3";
-pub const BASE_VERSION: &str = "7.3~rc7";
-const BASE_SUITES: [&str; 2] = ["experimental", "sid"];
 
 /// Programs that [`tools`] has made sure of.
 pub struct Tools {
@@ -108,86 +103,7 @@ fn virtme_ng(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
     Ok(bin)
 }
 
-/// A source package of the base kernel.
-pub struct Base {
-    /// The package file.
-    pub deb: PathBuf,
-    /// Its version, as Debian writes it.
-    pub version: String,
-}
-
-impl Base {
-    /// Name and version, for people.
-    pub fn name(&self) -> String {
-        format!("{BASE_PACKAGE} {}", self.version)
-    }
-}
-
-/// Gets the package of the base kernel. If the cache has one, it is used, and
-/// no network is needed.
-pub fn base(paths: &Paths, ui: &Ui) -> Result<Base> {
-    let dir = paths.cache.join("deb");
-    fs::create_dir_all(&dir)?;
-    if let Some(base) = newest(&dir)? {
-        return Ok(base);
-    }
-    let step = ui.step(format!("setup: {BASE_PACKAGE}"));
-    step.at("reading the package lists");
-    download(&dir, &step).map_err(|error| failed(BASE_PACKAGE, &error, EXPERIMENTAL))?;
-    let base = newest(&dir)?.context("apt-get downloaded no package")?;
-    step.done(format!("{} downloaded", base.version));
-    if !base.version.starts_with(BASE_VERSION) {
-        ui.say(format!(
-            "note: the series is made for {BASE_VERSION}; Debian has replaced it, \
-             and the base is now {}",
-            base.version
-        ));
-    }
-    Ok(base)
-}
-
-fn download(dir: &Path, step: &Step<'_>) -> Result<()> {
-    let apt = Apt::new(&dir.join("apt"), &BASE_SUITES)?;
-    step.at("downloading 170 MB");
-    for deb in apt.get(&["download", BASE_PACKAGE])? {
-        fs::rename(&deb, dir.join(deb.file_name().expect("it has a name")))?;
-    }
-    apt.remove()
-}
-
-/// The newest base package in `dir`.
-fn newest(dir: &Path) -> Result<Option<Base>> {
-    let mut found: Option<Base> = None;
-    for entry in fs::read_dir(dir)? {
-        let deb = entry?.path();
-        let name = deb.file_name().unwrap_or_default().to_string_lossy();
-        let Some(version) = package_version(&name) else {
-            continue;
-        };
-        let newer = match &found {
-            None => true,
-            Some(other) => Command::new("dpkg")
-                .args(["--compare-versions", &version, "gt", &other.version])
-                .status()?
-                .success(),
-        };
-        if newer {
-            found = Some(Base { deb, version });
-        }
-    }
-    Ok(found)
-}
-
-/// `linux-source-7.3_7.3~rc7-1_all.deb` → `7.3~rc7-1`
-fn package_version(name: &str) -> Option<String> {
-    let rest = name.strip_prefix(BASE_PACKAGE)?.strip_prefix('_')?;
-    Some(rest.strip_suffix("_all.deb")?.replace("%3a", ":"))
-}
-
 const NETWORK: &str = "It comes from the network, once: is it there?";
-const EXPERIMENTAL: &str = "It comes from Debian's experimental, once: is the network there? \
-                            With a kernel tree of your own it is not needed: \
-                            KDIR=/path/to/linux";
 
 /// An error with the next step at the end, where people look.
 fn failed(what: &str, error: &Error, hint: &str) -> Error {
@@ -252,31 +168,12 @@ mod tests {
             "echo 'Temporary failure in name resolution' >&2; false",
         ]);
         let error = capture(&mut pip).context("pip").unwrap_err();
-        for (hint, next_step) in [(NETWORK, "the network"), (EXPERIMENTAL, "KDIR=")] {
+        for (hint, next_step) in [(NETWORK, "the network"), (source::EXPERIMENTAL, "KDIR=")] {
             let said = format!("{:#}", failed("virtme-ng 1.42", &error, hint));
             let (why, last) = said.rsplit_once('\n').unwrap();
             assert!(why.starts_with("virtme-ng 1.42 could not be had: pip: "));
             assert!(why.ends_with("Temporary failure in name resolution"));
             assert!(last.contains(next_step), "{said}");
         }
-    }
-
-    #[test]
-    fn versions_of_packages() {
-        let version = package_version("linux-source-7.3_7.3~rc7-1~exp1_all.deb");
-        assert_eq!(version.as_deref(), Some("7.3~rc7-1~exp1"));
-        assert_eq!(package_version("linux-source-7.2_7.2-1_all.deb"), None);
-        assert_eq!(package_version("linux-source-7.3_7.3_all.deb.part"), None);
-    }
-
-    #[test]
-    fn the_newest_package_is_taken() {
-        let dir = tempfile::tempdir().unwrap();
-        for version in ["7.3~rc7-1~exp1", "7.3~rc8-1~exp1", "7.3~rc6-1"] {
-            let name = format!("{BASE_PACKAGE}_{version}_all.deb");
-            fs::write(dir.path().join(name), "").unwrap();
-        }
-        let base = newest(dir.path()).unwrap().unwrap();
-        assert_eq!(base.version, "7.3~rc8-1~exp1");
     }
 }

@@ -8,9 +8,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::statvfs::statvfs;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ use crate::export;
 use crate::git::{ask, commit, git, head_of_repository};
 use crate::paths::Paths;
 use crate::proc::{capture, tail};
-use crate::series::{self, How, Series, Topic, git_dir};
+use crate::series::{self, How, Series, Topic, git_dir, told};
 use crate::setup;
 use crate::ui::Ui;
 
@@ -32,6 +32,19 @@ pub struct Tree {
     pub tip: String,
     /// What the base is, for people.
     pub source: String,
+    /// What of the series was there already.
+    pub found: Found,
+}
+
+/// What of the series a kernel tree has already.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// The commit that was looked at; none before that.
+    head: Option<String>,
+    /// Patches that the base has. They are skipped.
+    pub patches: Vec<String>,
+    /// The series in the tree is not just what the patches are.
+    pub differs: bool,
 }
 
 /// What was in step when the tree was last made or exported.
@@ -40,6 +53,8 @@ struct State {
     base: String,
     tip: String,
     digest: String,
+    #[serde(default)]
+    found: Found,
 }
 
 /// Disk space that a tree takes, with its objects.
@@ -53,16 +68,15 @@ pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
         create(paths, ui)?;
     }
     let mut tree = open(paths)?;
-    let head = match &paths.kdir {
+    let users = match &paths.kdir {
         Some(kdir) => users_head(kdir, ui)?,
         None => None,
     };
-    let moved = head.as_ref().is_some_and(|head| *head != tree.base);
+    let mut head = tree.found.head.clone().unwrap_or(tree.base.clone());
+    let moved = users.as_ref().is_some_and(|users| *users != head);
 
     let state = read_state(&dir);
-    let in_step = state
-        .as_ref()
-        .is_some_and(|state| state.tip == tree.tip && state.base == tree.base);
+    let in_step = state.as_ref().is_some_and(|state| state.is_of(&tree));
     let patches_are_old = state
         .as_ref()
         .is_some_and(|state| state.digest == series.digest);
@@ -92,12 +106,11 @@ pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
         }
     }
     refuse_changes(&tree, paths)?;
-    if let (true, Some(kdir), Some(head)) = (moved, &paths.kdir, head) {
+    if let (true, Some(kdir), Some(users)) = (moved, &paths.kdir, users) {
         ask(&dir, &["fetch", "-q", &kdir.to_string_lossy(), "HEAD"])?;
-        tree.source = ask(&dir, &["log", "-1", "--format=%s", &head])?;
-        tree.base = head;
+        head = users;
     }
-    rebuild(&mut tree, &series, ui)?;
+    rebuild(&mut tree, &head, &series, ui)?;
     Ok(tree)
 }
 
@@ -114,14 +127,25 @@ pub fn open(paths: &Paths) -> Result<Tree> {
         bail!("there is no {short} yet: `make tree` makes it");
     }
     let base = at("base")?;
-    let source = ask(&dir, &["log", "-1", "--format=%s", &base])?;
     let tip = commit(&dir, "refs/heads/series").unwrap_or_else(|| base.clone());
+    let state = read_state(&dir).filter(|state| state.base == base);
     Ok(Tree {
+        source: subject(&dir, &base)?,
+        found: state.map(|state| state.found).unwrap_or_default(),
         dir,
         base,
         tip,
-        source,
     })
+}
+
+fn subject(dir: &Path, commit: &str) -> Result<String> {
+    ask(dir, &["log", "-1", "--format=%s", commit])
+}
+
+impl State {
+    fn is_of(&self, tree: &Tree) -> bool {
+        self.tip == tree.tip && self.base == tree.base
+    }
 }
 
 impl Tree {
@@ -131,9 +155,16 @@ impl Tree {
             base: self.base.clone(),
             tip: self.tip.clone(),
             digest: series.digest.clone(),
+            found: self.found.clone(),
         };
         fs::write(state_file(&self.dir)?, serde_json::to_string(&state)?)?;
         Ok(())
+    }
+
+    /// Whether its commits are those that were made from these patches.
+    pub fn is_as_made(&self, series: &Series) -> bool {
+        read_state(&self.dir)
+            .is_some_and(|state| state.is_of(self) && state.digest == series.digest)
     }
 
     /// A second work tree that has the base alone. It lies to the base's kernels as the
@@ -176,6 +207,7 @@ impl Tree {
     pub fn topic(&self, series: &Series, topic: &Topic, ui: &Ui) -> Result<Self> {
         let step = ui.step(format!("tree: {} alone", topic.folder));
         let on = |patch: &Path| step.at(series::name(patch));
+        let series = series.without(&self.found.patches);
         let needed = series.part(&series.settings.prerequisites(topic));
         let base = needed.apply(&self.dir, &self.base, How::Exactly, on)?;
         let tip = series
@@ -187,6 +219,7 @@ impl Tree {
             base,
             tip,
             source: self.source.clone(),
+            found: self.found.clone(),
         })
     }
 
@@ -202,6 +235,7 @@ impl Tree {
             base: self.base.clone(),
             tip: self.tip.clone(),
             source: self.source.clone(),
+            found: self.found.clone(),
         })
     }
 }
@@ -219,15 +253,14 @@ fn refuse_changes(tree: &Tree, paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-fn rebuild(tree: &mut Tree, series: &Series, ui: &Ui) -> Result<()> {
+fn rebuild(tree: &mut Tree, head: &str, series: &Series, ui: &Ui) -> Result<()> {
+    let source = subject(&tree.dir, head)?;
     let step = ui.step(format!(
-        "tree: {} patches on {}",
-        series.patches.len(),
-        tree.source
+        "tree: {} patches on {source}",
+        series.patches.len()
     ));
-    tree.tip = series.apply(&tree.dir, &tree.base, How::ThreeWay, |patch| {
-        step.at(series::name(patch));
-    })?;
+    let done = place(tree, head, series, |patch| step.at(series::name(patch)))?;
+    tree.source = subject(&tree.dir, &tree.base)?;
     // No branch moves before all of it has applied.
     ask(&tree.dir, &["branch", "--quiet", "-f", "base", &tree.base])?;
     ask(
@@ -235,8 +268,58 @@ fn rebuild(tree: &mut Tree, series: &Series, ui: &Ui) -> Result<()> {
         &["checkout", "--quiet", "-B", "series", &tree.tip],
     )?;
     tree.remember(series)?;
-    step.done("applied");
+    step.done(done);
     Ok(())
+}
+
+/// Puts the patches on `head`, or finds them there; says which. A tree that has all of
+/// them is taken as it is, whoever committed them.
+fn place(tree: &mut Tree, head: &str, series: &Series, on: impl Fn(&Path)) -> Result<String> {
+    let dir = &tree.dir;
+    let there = series.found_in(dir, head)?;
+    let all = series.patches.len();
+    tree.found = Found {
+        head: Some(head.to_owned()),
+        ..Found::default()
+    };
+    if all > 0 && there.len() == all {
+        tree.base = series.take_out(dir, head)?;
+        let made = series.apply(dir, &tree.base, How::Exactly, on)?;
+        tree.tip = series::with_files_of(dir, &made, head, "what else the tree has")?;
+        tree.found.differs = tree.tip != made;
+        return Ok("it has the series already, and is tested as it is".to_owned());
+    }
+    if all > 0
+        && let Some(below) = series.below_commits(dir, head)?
+    {
+        (tree.base, tree.tip) = (below, head.to_owned());
+        tree.found.differs = true;
+        let base = subject(dir, &tree.base)?;
+        return Ok(format!(
+            "it has commits of the series already, which are not just as the patches are, \
+             and is tested as it is; the base is {base}"
+        ));
+    }
+    let missing = series.without(&there);
+    tree.tip = missing
+        .apply(dir, head, How::ThreeWay, on)
+        .map_err(
+            |error| match series.fits(dir, head, &there, How::ThreeWay) {
+                Ok(fits) => anyhow!("{error:#}\n{}", told(&fits)),
+                Err(_) => error,
+            },
+        )?;
+    head.clone_into(&mut tree.base);
+    let done = match there.len() {
+        0 => "applied".to_owned(),
+        count => format!(
+            "{} applied, {count} there already and skipped: {}",
+            all - count,
+            series.shortened(&there)
+        ),
+    };
+    tree.found.patches = there;
+    Ok(done)
 }
 
 /// Makes the tree with the base alone.
@@ -249,10 +332,10 @@ fn create(paths: &Paths, ui: &Ui) -> Result<()> {
     let dir = paths.tree();
     match &paths.kdir {
         None => {
-            let base = setup::base(paths, ui)?;
+            let base = setup::source::base(paths, ui)?;
             let step = ui.step(format!("tree: {}", base.name()));
             step.at("unpacking");
-            unpack(&base, &partial)?;
+            base.unpack(&partial, None)?;
             step.at("committing the base");
             commit_base(&partial, &base.name())?;
             fs::rename(&partial, &dir)?;
@@ -298,46 +381,8 @@ fn create(paths: &Paths, ui: &Ui) -> Result<()> {
     Ok(())
 }
 
-/// The package holds a tar archive that holds the tree.
-fn unpack(base: &setup::Base, dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir)?;
-    let mut outer = Command::new("dpkg-deb")
-        .arg("--fsys-tarfile")
-        .arg(&base.deb)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("dpkg-deb not found: run `make setup`")?;
-    let package = base.name();
-    let package = package.split(' ').next().unwrap_or_default();
-    let mut middle = Command::new("tar")
-        .args(["-xO", "--occurrence=1"])
-        .arg(format!("./usr/src/{package}.tar.xz"))
-        .stdin(outer.stdout.take().expect("it is piped"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let mut inner = Command::new("tar");
-    inner
-        .args(["-xJ", "--strip-components=1", "-C"])
-        .arg(dir)
-        .stdin(middle.stdout.take().expect("it is piped"));
-    let (status, _, err) = crate::proc::collect(&mut inner)?;
-    // They end when the last one does; what counts is what came out.
-    let _ = outer.kill();
-    outer.wait()?;
-    middle.wait()?;
-    if !status.success() || !dir.join("Kbuild").is_file() {
-        bail!(
-            "{} could not be unpacked: {}\nIf the file is damaged, remove it; it will be fetched again.",
-            base.deb.display(),
-            tail(&err, 5)
-        );
-    }
-    Ok(())
-}
-
 /// Commits a tree so that the commit depends on its content and name alone.
-fn commit_base(dir: &Path, name: &str) -> Result<()> {
+pub fn commit_base(dir: &Path, name: &str) -> Result<()> {
     strip_packaging(&dir.join(".gitignore"))?;
     ask(dir, &["init", "-q", "-b", "base"])?;
     for (key, value) in [

@@ -1,5 +1,5 @@
 use super::*;
-use crate::tree::Tree;
+use crate::tree::{Found, Tree};
 
 fn row(configuration: &str, number: usize, trouble: Option<&str>) -> Row {
     Row {
@@ -229,6 +229,7 @@ impl Toy {
                 base,
                 tip,
                 source: "toy".into(),
+                found: Found::default(),
             },
             dir,
         }

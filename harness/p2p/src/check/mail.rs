@@ -1,17 +1,18 @@
 //! Checks of patches as mails.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Checker, outcome};
+use super::Checker;
 use crate::export::COVER_MAIL;
 use crate::git::{ask, git};
 use crate::proc::{output, tail};
+use crate::recipients::{Directory, Recipients};
 use crate::report::Outcome;
-use crate::series::name;
+use crate::series::{Fit, How, name};
 
 /// What body lines may have, as checkpatch counts.
 const WIDTH: usize = 75;
@@ -20,6 +21,11 @@ const WIDTH: usize = 75;
 /// they touch.
 pub fn am(checker: &Checker<'_>) -> Result<Outcome> {
     let tree = checker.tree;
+    let what = "git am of all patches";
+    let missing = checker.series.without(&tree.found.patches).patches;
+    if tree.found.differs || missing.is_empty() {
+        return Ok(Outcome::skipped("am", what, "the tree has them already"));
+    }
     let scratch = tempfile::tempdir_in(checker.paths.build())?;
     let dir = scratch.path().join("am");
     let shown = dir.to_string_lossy();
@@ -37,18 +43,18 @@ pub fn am(checker: &Checker<'_>) -> Result<Outcome> {
             &tree.base,
         ],
     )?;
-    let result = apply(checker, &dir);
+    let result = apply(checker, &missing, &dir);
     ask(&tree.dir, &["worktree", "remove", "--force", &shown])?;
-    Ok(Outcome::unless("am", "git am of all patches", result?))
+    Ok(Outcome::unless("am", what, result?))
 }
 
-fn apply(checker: &Checker<'_>, dir: &Path) -> Result<Option<String>> {
+fn apply(checker: &Checker<'_>, patches: &[PathBuf], dir: &Path) -> Result<Option<String>> {
     let mut sparse = git(dir, &["sparse-checkout", "set", "--no-cone"]);
     sparse.args(checker.added.all().map(|file| format!("/{file}")));
     crate::proc::capture(&mut sparse)?;
     ask(dir, &["checkout", "-q"])?;
     let mut am = git(dir, &["am", "-q"]);
-    am.args(&checker.series.patches);
+    am.args(patches);
     let (status, out, err) = output(&mut am)?;
     if !status.success() {
         return Ok(Some(tail(&format!("{out}{err}"), 20)));
@@ -62,9 +68,13 @@ fn apply(checker: &Checker<'_>, dir: &Path) -> Result<Option<String>> {
 /// Each topic by itself, on those that it needs: whoever is sent it has no others.
 pub fn topics(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let tree = checker.tree;
-    let found = checker.series.apply_alone(&tree.dir, &tree.base)?;
-    let outcome = |(topic, trouble): (String, _)| Outcome::unless("topics", &topic, trouble);
-    Ok(found.into_iter().map(outcome).collect())
+    let (dir, there) = (&tree.dir, &tree.found.patches);
+    let fits = checker.series.fits(dir, &tree.base, there, How::Exactly)?;
+    let outcome = |(topic, fit): &(String, Fit)| {
+        let trouble = (!fit.is_good()).then(|| format!("does not apply: {fit}"));
+        Outcome::unless("topics", topic, trouble)
+    };
+    Ok(fits.iter().map(outcome).collect())
 }
 
 /// The kernel's own style check, on each patch. Who sends a patch signs it off:
@@ -180,38 +190,18 @@ fn is_trailer(line: &str) -> bool {
 
 /// Somebody must be asked about every patch.
 pub fn maintainers(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
+    let mut directory = Directory::of(checker.tree)?;
     let mut outcomes = Vec::new();
     for patch in &checker.series.patches {
-        let mut command = Command::new("perl");
-        command
-            .current_dir(&checker.tree.dir)
-            .arg("scripts/get_maintainer.pl")
-            .args([
-                "--nogit",
-                "--nogit-fallback",
-                "--no-l",
-                "--no-r",
-                "--norolestats",
-            ])
-            .arg(patch);
-        let (_, out, err) = output(&mut command)?;
-        let nobody = if somebody(&out) {
-            Vec::new()
-        } else {
-            vec![format!(
-                "nobody is responsible for what it touches\n{out}{err}"
-            )]
-        };
-        outcomes.push(outcome("maintainers", &name(patch), nobody, &command));
+        let said = directory.ask(&fs::read_to_string(patch)?)?;
+        let mut recipients = Recipients::default();
+        recipients.add(said);
+        let trouble = (!recipients.has_maintainer())
+            .then(|| format!("nobody is responsible for what it touches\n{said}"));
+        outcomes.push(Outcome::unless("maintainers", &name(patch), trouble));
     }
+    directory.close()?;
     Ok(outcomes)
-}
-
-/// Whether get_maintainer.pl found somebody besides who is there for the rest.
-pub fn somebody(found: &str) -> bool {
-    found
-        .lines()
-        .any(|line| line.contains('@') && !line.contains("THE REST"))
 }
 
 /// codespell on messages and new lines; other lines are left empty, so that line

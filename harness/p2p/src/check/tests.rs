@@ -31,14 +31,6 @@ fn a_mail_and_its_faults() {
 }
 
 #[test]
-fn who_is_there_for_the_rest_is_nobody() {
-    let rest = "Linus Torvalds <t@l> (maintainer:THE REST)\n";
-    assert!(!mail::somebody(rest));
-    assert!(!mail::somebody(""));
-    assert!(mail::somebody(&format!("A <a@b> (maintainer:HMM)\n{rest}")));
-}
-
-#[test]
 fn codespell_sees_the_message_and_new_lines() {
     let patch = "message\n---\ndiff --git a/x b/x\n--- a/x\n+++ b/x\n context\n-old\n+new\n";
     assert_eq!(mail::ours(patch), "message\n---\n\n\n\n\n\nnew\n");

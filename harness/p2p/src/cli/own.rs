@@ -123,8 +123,18 @@ fn style(paths: &Paths) -> Result<Vec<Outcome>> {
 
 /// Whether an export would change anything.
 pub fn drift(paths: &Paths, tree: &Tree) -> Result<Outcome> {
+    let name = "patches, tree and mirrors";
     let series = Series::read(&paths.root)?;
+    if !tree.found.patches.is_empty() {
+        let why = "the tree has some of the patches already: it has no commits of them";
+        return Ok(Outcome::skipped("drift", name, why));
+    }
     let changes = export::drift(&paths.root, tree, &series)?;
+    if !changes.is_empty() && paths.kdir.is_some() && tree.is_as_made(&series) {
+        let why = "the commits are as `make tree KDIR=` found or made them, on another kernel \
+                   than that of patches/";
+        return Ok(Outcome::skipped("drift", name, why));
+    }
     let trouble = (!changes.is_empty()).then(|| {
         format!(
             "patches/, {} and the mirrors differ; `make export` writes what is in the tree:\n{}",
@@ -132,11 +142,7 @@ pub fn drift(paths: &Paths, tree: &Tree) -> Result<Outcome> {
             changes.join("\n")
         )
     });
-    Ok(Outcome::unless(
-        "drift",
-        "patches, tree and mirrors",
-        trouble,
-    ))
+    Ok(Outcome::unless("drift", name, trouble))
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ impl Run<'_> {
             Command::Setup => {
                 setup::tools(paths, ui)?;
                 if paths.kdir.is_none() {
-                    setup::base(paths, ui)?;
+                    setup::source::base(paths, ui)?;
                 }
                 setup::rdma_core::tests(paths, ui)?;
                 let topologies = Topologies::read(&paths.root)?;
@@ -72,11 +72,14 @@ impl Run<'_> {
             Command::Export => self.export()?,
             Command::Drift => {
                 let outcome = own::drift(paths, &tree::ensure(paths, ui)?)?;
-                if outcome.status == Status::Failed {
-                    println!("{}", outcome.reason);
-                    return Ok(Verdict::Failed);
+                match outcome.status {
+                    Status::Passed => ui.say("patches/, the tree and the mirrors are the same"),
+                    Status::Skipped => ui.say(format!("not compared: {}", outcome.reason)),
+                    Status::Failed => {
+                        println!("{}", outcome.reason);
+                        return Ok(Verdict::Failed);
+                    }
                 }
-                ui.say("patches/, the tree and the mirrors are the same");
             }
             Command::Build { only } => {
                 let only = Only::new(only.as_deref());
@@ -112,6 +115,13 @@ impl Run<'_> {
     fn export(&self) -> Result<()> {
         let tree = tree::open(self.paths)?;
         let series = Series::read(&self.paths.root)?;
+        if !tree.found.patches.is_empty() {
+            bail!(
+                "the tree has these patches already, and no commits of them to write: {}.\n\
+                 `make export` works in a tree with the whole series, or with nothing of it.",
+                series.shortened(&tree.found.patches)
+            );
+        }
         let changes = export::write(&self.paths.root, &tree, &series)?;
         tree.remember(&Series::read(&self.paths.root)?)?;
         for change in &changes {
@@ -169,7 +179,8 @@ impl Run<'_> {
         let series = Series::read(&self.paths.root)?;
         let folders = series.settings.folders();
         let names = check::QUICK.iter().chain(&check::BUILDING);
-        let names: Vec<_> = OF_REPOSITORY.iter().chain(names).copied().collect();
+        let names = OF_REPOSITORY.iter().chain(names).chain([&check::TREES]);
+        let names = Vec::from_iter(names.copied());
         only.check(&[names.as_slice(), &folders].concat())?;
         let (topics, only) = only.split(&folders);
         let start = Instant::now();
@@ -184,6 +195,8 @@ impl Run<'_> {
                     checker.quick(self.ui, name)?
                 } else if check::BUILDING.contains(name) {
                     checker.building(&builder, name)?
+                } else if **name == *check::TREES {
+                    checker.trees(self.ui)?
                 } else {
                     own::run(name, self.paths, self.ui, tree)?
                 });
@@ -195,7 +208,7 @@ impl Run<'_> {
             let alone = tree.topic(&series, topic, self.ui)?;
             let what = "tree: one for single topics";
             let alone = alone.aside(self.paths, self.ui, "topic/linux", what)?;
-            look(&alone, series.part(&[topic]), &OF_REPOSITORY)?;
+            look(&alone, series.part(&[topic]), &NOT_OF_TOPICS)?;
         }
         if picked.is_empty() {
             look(&tree, series, &[])?;
@@ -644,8 +657,11 @@ impl Run<'_> {
     }
 }
 
-/// Checks that look at this repository, and not at a topic.
+/// Checks that look at this repository.
 const OF_REPOSITORY: [&str; 2] = ["style", "drift"];
+
+/// Checks that do not look at a topic by itself.
+const NOT_OF_TOPICS: [&str; 3] = ["style", "drift", check::TREES];
 
 fn verdict(report: &Report) -> Verdict {
     match report.count(Status::Failed) {

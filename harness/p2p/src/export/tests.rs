@@ -1,6 +1,7 @@
 use super::*;
 
 use crate::series::{How, Series};
+use crate::tree::Found;
 
 const SETTINGS: &str = "subject_prefix = 'RFC PATCH'\nbase_commit = 'abcd'\n\
     [[topic]]\nfolder = '1-mm'\nfirst = 'mm: change'\n\
@@ -70,6 +71,7 @@ impl Scene {
             base: ask(&dir, &["rev-parse", "base"]).unwrap(),
             tip: ask(&dir, &["rev-parse", "series"]).unwrap(),
             source: "test".into(),
+            found: Found::default(),
             dir,
         }
     }
@@ -90,6 +92,10 @@ impl Scene {
     fn drift(&self) -> Vec<String> {
         drift(&self.root(), &self.tree(), &self.series()).unwrap()
     }
+}
+
+fn run_git(dir: &Path, args: &[&str]) {
+    capture(&mut git(dir, args)).unwrap();
 }
 
 fn put(root: &Path, path: &str, text: &str) {
@@ -219,4 +225,49 @@ fn a_cover_letter_without_a_body_is_refused() {
     let scene = Scene::new();
     scene.put("patches/1-mm/cover-letter.md", "only a subject\n");
     assert!(drift(&scene.root(), &scene.tree(), &scene.series()).is_err());
+}
+
+/// As get_maintainer.pl is called, and says; it notes that it was asked.
+const ASKED: &str = r#"
+open my $log, '>>', 'asked' or die; print $log 'x';
+open my $list, '<', $ARGV[1] or die;
+open my $patch, '<', $ARGV[-1] or die;
+my $text = join '', <$patch>;
+for (<$list>) {
+	my ($folder, $said) = split /: /, $_, 2;
+	print $said if $ARGV[0] eq '--mpath' and $text =~ m{ b/$folder};
+}
+"#;
+
+#[test]
+fn the_cover_letter_goes_to_maintainers_and_lists() {
+    let scene = Scene::new();
+    let dir = scene.tree_dir();
+    put(&dir, "scripts/get_maintainer.pl", ASKED);
+    let list = "mm/: Ann <a@example.org> (maintainer:MM)\n\
+                rust/: Björn <b@example.org> (maintainer:RUST)\n\
+                rust/: all@example.org (open list)\n";
+    put(&dir, "MAINTAINERS", list);
+    run_git(&dir, &["add", "MAINTAINERS"]);
+    run_git(&dir, &["commit", "-q", "--amend", "--no-edit"]);
+    let cover = "patches/1-mm/0000-cover-letter.txt";
+    assert_eq!(scene.drift().len(), 3);
+    write(&scene.root(), &scene.tree(), &scene.series()).unwrap();
+    let mail = scene.get(cover);
+    let head = "mm: all of it\nTo: Ann <a@example.org>,\n    Björn <b@example.org>\n\
+                Cc: all@example.org\nMIME-Version: 1.0\n";
+    assert!(mail.contains(head), "{mail}");
+    assert!(
+        !scene
+            .get("patches/2-test/0000-cover-letter.txt")
+            .contains("To:")
+    );
+
+    // Each patch is asked about once, until somebody else maintains it.
+    let asked = || fs::read_to_string(dir.join("asked")).unwrap().len();
+    assert_eq!(scene.drift(), Vec::<String>::new());
+    assert_eq!(asked(), 3);
+    put(&dir, "MAINTAINERS", &list.replace("Ann", "Anna"));
+    run_git(&dir, &["commit", "-q", "-a", "--amend", "--no-edit"]);
+    assert!(scene.drift().contains(&format!("differs:  {cover}")));
 }

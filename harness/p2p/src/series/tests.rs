@@ -66,11 +66,32 @@ impl Scene {
 
     /// The branch `other`: the base, and another line in place of this one.
     fn other(&self, line: &str) {
+        self.change(&self.base, line, "another");
+    }
+
+    /// The branch `other`: a commit, and a line of it replaced.
+    fn change(&self, commit: &str, line: &str, by: &str) {
         let tree = self.tree();
-        run(&tree, &["checkout", "-q", "-b", "other", &self.base]);
+        run(&tree, &["checkout", "-q", "-B", "other", commit]);
         let text = fs::read_to_string(tree.join("file")).unwrap();
-        fs::write(tree.join("file"), text.replace(line, "another")).unwrap();
+        let text = text.replace(&format!("{line}\n"), &format!("{by}\n"));
+        fs::write(tree.join("file"), text).unwrap();
         run(&tree, &["commit", "-q", "-a", "-m", "in the way"]);
+    }
+
+    fn at(&self, name: &str) -> String {
+        ask(&self.tree(), &["rev-parse", name]).unwrap()
+    }
+
+    fn fits(&self, base: &str, there: &[String]) -> Vec<(String, Fit)> {
+        let series = Series::read(&self.root()).unwrap();
+        let fits = series.fits(&self.tree(), base, there, How::Exactly);
+        fits.unwrap()
+    }
+
+    fn found(&self, head: &str) -> Vec<String> {
+        let series = Series::read(&self.root()).unwrap();
+        series.found_in(&self.tree(), head).unwrap()
     }
 
     fn root(&self) -> PathBuf {
@@ -177,18 +198,144 @@ fn the_digest_follows_the_patches() {
 #[test]
 fn a_topic_alone_is_on_those_that_it_needs() {
     let scene = Scene::new();
-    let alone = || {
-        let series = Series::read(&scene.root()).unwrap();
-        series.apply_alone(&scene.tree(), &scene.base).unwrap()
-    };
-    assert!(alone().iter().all(|(_, trouble)| trouble.is_none()));
+    let fits = || scene.fits(&scene.base, &[]);
+    assert!(fits().iter().all(|(_, fit)| *fit == Fit::Applies));
 
     // What the third patch changes is by the first, and it does not say so.
     scene.settings("'2-mm'");
-    let found = alone();
-    assert!(found[0].1.is_none() && found[1].1.is_none());
-    let trouble = found[2].1.as_ref().unwrap();
-    assert!(trouble.contains("patch failed: file:2"), "{trouble}");
+    let found = fits();
+    assert!(found[0].1.is_good() && found[1].1.is_good());
+    assert_eq!(found[2].1.to_string(), "0001-mm-2.patch, hunk 1 of file");
+    assert_eq!(found[2].1.short(), "0001: hunk 1 of file");
+}
+
+#[test]
+fn which_topics_apply_is_told_in_a_line() {
+    let scene = Scene::new();
+    scene.other("line 5");
+    assert_eq!(
+        told(&scene.fits("other", &[])),
+        "applies: 2-mm; does not apply: 1-mm (0001-mm-0.patch, hunk 1 of file), \
+         3-mm (needs 1-mm)"
+    );
+    let there = ["1-mm/0001-mm-0.patch".to_owned()];
+    let fits = scene.fits(&scene.at("series~2"), &there);
+    assert_eq!(told(&fits), "applies: 2-mm, 3-mm; there already: 1-mm");
+}
+
+/// Context of the second patch has changed: who has the blobs can merge.
+#[test]
+fn a_topic_that_can_be_merged_fits_if_that_is_asked() {
+    let scene = Scene::new();
+    scene.other("line 28");
+    let series = Series::read(&scene.root()).unwrap();
+    let is_good = |how| {
+        let fits = series.fits(&scene.tree(), "other", &[], how).unwrap();
+        fits[1].1.is_good()
+    };
+    assert!(is_good(How::ThreeWay) && !is_good(How::Exactly));
+}
+
+#[test]
+fn what_a_kernel_has_already_is_found() {
+    let scene = Scene::new();
+    assert_eq!(scene.found(&scene.base), Vec::<String>::new());
+    assert_eq!(scene.found("series~2"), ["1-mm/0001-mm-0.patch"]);
+    // The third changes what the first has added; who has all may have changed more.
+    scene.change("series", "line 20", "of others");
+    assert_eq!(scene.found("other").len(), 3);
+    // The second alone, and not as a commit of that name.
+    scene.change(&scene.base, "line 30", "changed");
+    assert_eq!(scene.found("other"), ["2-mm/0001-mm-1.patch"]);
+    // In the way of it.
+    scene.change("series", "line 31", "of others");
+    let found = scene.found("other");
+    assert_eq!(found, ["1-mm/0001-mm-0.patch", "3-mm/0001-mm-2.patch"]);
+}
+
+/// It removes what stands twice.
+#[test]
+fn what_can_be_applied_is_not_there() {
+    let scene = Scene::new();
+    let tree = scene.tree();
+    run(&tree, &["checkout", "-q", "-b", "twice", &scene.base]);
+    let part = "a\nb\nc\nd\ne\nf\n";
+    let both = format!("{part}{}", part.replace("c\n", "c\nmore\n"));
+    fs::write(tree.join("file"), &both).unwrap();
+    run(&tree, &["commit", "-q", "-a", "-m", "twice"]);
+    fs::write(tree.join("file"), part.repeat(2)).unwrap();
+    run(&tree, &["commit", "-q", "-a", "-m", "mm: once"]);
+    let out = scene.root().join("patches/4-mm");
+    let out = out.to_string_lossy();
+    run(&tree, &["format-patch", "-q", "-1", "-o", &out]);
+    let settings = "subject_prefix = 'PATCH'\n[[topic]]\nfolder = '4-mm'\nfirst = 'mm: once'\n";
+    fs::write(scene.root().join("patches/series.toml"), settings).unwrap();
+    assert_eq!(scene.found("twice~1"), Vec::<String>::new());
+    assert_eq!(scene.found("twice"), ["4-mm/0001-mm-once.patch"]);
+}
+
+#[test]
+fn the_series_can_be_taken_out() {
+    let scene = Scene::new();
+    let tree = scene.tree();
+    let series = Series::read(&scene.root()).unwrap();
+    let without = series.take_out(&tree, "series").unwrap();
+    let base = format!("{}^{{tree}}", scene.base);
+    assert_eq!(scene.at(&format!("{without}^{{tree}}")), scene.at(&base));
+    assert_eq!(scene.at(&format!("{without}^")), scene.at("series"));
+    let subject = ask(&tree, &["log", "-1", "--format=%s", &without]).unwrap();
+    assert_eq!(subject, "mm: 2, without the series");
+    assert!(series.take_out(&tree, &scene.base).is_err());
+}
+
+#[test]
+fn commits_of_the_series_are_known_by_their_subjects() {
+    let scene = Scene::new();
+    let series = Series::read(&scene.root()).unwrap();
+    let below = |head: &str| series.below_commits(&scene.tree(), head).unwrap();
+    assert_eq!(below(&scene.base), None);
+    assert_eq!(below("series~1"), None);
+    assert_eq!(below("series"), Some(scene.base.clone()));
+    scene.change("series", "5", "V");
+    assert_eq!(below("other"), Some(scene.base.clone()));
+    // Others have been merged into it: no commit is below the series alone.
+    scene.other("line 38");
+    let tree = scene.tree();
+    run(&tree, &["checkout", "-q", "--detach", "series"]);
+    run(&tree, &["merge", "-q", "--no-ff", "-m", "merge", "other"]);
+    assert_eq!(below("HEAD"), None);
+}
+
+#[test]
+fn a_commit_makes_up_for_what_differs() {
+    let scene = Scene::new();
+    let tree = scene.tree();
+    let made = |tip: &str| with_files_of(&tree, tip, "series", "the rest").unwrap();
+    assert_eq!(made(&scene.at("series")), scene.at("series"));
+    let rest = made(&scene.base);
+    assert_eq!(scene.at(&format!("{rest}^")), scene.base);
+    let files = |commit: &str| scene.at(&format!("{commit}^{{tree}}"));
+    assert_eq!(files(&rest), files("series"));
+}
+
+#[test]
+fn patches_of_a_whole_topic_are_called_by_its_name() {
+    let scene = Scene::new();
+    fs::copy(
+        scene.root().join("patches/3-mm/0001-mm-2.patch"),
+        scene.root().join("patches/2-mm/0002-mm-2.patch"),
+    )
+    .unwrap();
+    let series = Series::read(&scene.root()).unwrap();
+    let names = ["1-mm/0001-mm-0.patch", "2-mm/0002-mm-2.patch"].map(str::to_owned);
+    assert_eq!(series.shortened(&names), "1-mm, 2-mm/0002-mm-2.patch");
+}
+
+#[test]
+fn files_that_patches_touch() {
+    let scene = Scene::new();
+    let series = Series::read(&scene.root()).unwrap();
+    assert_eq!(Vec::from_iter(series.files().unwrap()), ["file"]);
 }
 
 #[test]

@@ -32,7 +32,7 @@ impl Apt {
         fs::write(dir.join("sources.list"), sources)?;
         // No package is installed here, so what a package depends on is all there to get.
         fs::write(dir.join("status"), "")?;
-        let (status, _, err) = output(apt.command().arg("update"))?;
+        let (status, _, err) = output(apt.command("apt-get").arg("update"))?;
         if !status.success() || err.contains("Failed to fetch") {
             bail!("apt-get update: {}", tail(&err, 6));
         }
@@ -41,7 +41,7 @@ impl Apt {
 
     /// Runs a command of apt-get that downloads packages, and gives their files.
     pub fn get(&self, args: &[&str]) -> Result<Vec<PathBuf>> {
-        capture(self.command().args(args))?;
+        capture(self.command("apt-get").args(args))?;
         let mut debs = Vec::new();
         for dir in [&self.dir, &self.dir.join("cache/archives")] {
             for entry in fs::read_dir(dir)? {
@@ -55,13 +55,22 @@ impl Apt {
         Ok(debs)
     }
 
+    /// Packages whose name matches, and their versions, in no order.
+    pub fn versions(&self, pattern: &str) -> Result<Vec<(String, String)>> {
+        let mut search = self.command("apt-cache");
+        let found = capture(search.args(["search", "--names-only", pattern]))?;
+        let names = found.lines().filter_map(|line| line.split(' ').next());
+        let mut madison = self.command("apt-cache");
+        Ok(listed(&capture(madison.arg("madison").args(names))?))
+    }
+
     /// Nothing of it is needed any more.
     pub fn remove(self) -> Result<()> {
         fs::remove_dir_all(&self.dir).with_context(|| self.dir.display().to_string())
     }
 
-    fn command(&self) -> Command {
-        let mut command = Command::new("apt-get");
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
         command.arg("-q").current_dir(&self.dir);
         let options = [
             ("Dir::Etc::sourcelist", self.dir.join("sources.list")),
@@ -84,6 +93,23 @@ impl Apt {
     }
 }
 
+/// Reads ` package | version | where from`.
+fn listed(madison: &str) -> Vec<(String, String)> {
+    let fields = |line: &str| {
+        let mut fields = line.split('|').map(|field| field.trim().to_owned());
+        Some((fields.next()?, fields.next()?))
+    };
+    madison.lines().filter_map(fields).collect()
+}
+
+/// Whether the one version is newer than the other, as Debian counts.
+pub fn is_newer(version: &str, than: &str) -> Result<bool> {
+    Ok(Command::new("dpkg")
+        .args(["--compare-versions", version, "gt", than])
+        .status()?
+        .success())
+}
+
 /// Where this machine gets Debian from, as apt itself knows.
 fn debian_archive() -> Result<String> {
     let targets = capture(Command::new("apt-get").args([
@@ -98,4 +124,22 @@ fn debian_archive() -> Result<String> {
         .find_map(|line| line.strip_prefix("Debian|"))
         .map(str::to_owned)
         .context("this machine's apt knows no Debian archive")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_apt_cache_lists() {
+        let madison = " linux-source-7.2 |   7.2.1-1 | somewhere sid/main amd64 Packages\n\
+                       linux-source-7.3 | 7.3~rc7-1~exp1 | somewhere else\n";
+        let [old, new] = &listed(madison)[..] else {
+            panic!("{:?}", listed(madison));
+        };
+        assert_eq!((&*old.0, &*old.1), ("linux-source-7.2", "7.2.1-1"));
+        assert!(is_newer(&new.1, &old.1).unwrap());
+        assert!(is_newer("7.3.1-1", &new.1).unwrap());
+        assert!(!is_newer(&new.1, &new.1).unwrap());
+    }
 }

@@ -67,11 +67,15 @@ impl Scene {
 
     /// Makes patches/ from the last commit of a tree.
     fn format(&self, tree: &Path) {
-        let patches = self.root().join("patches/1-mm");
         for patch in Series::read(&self.root()).unwrap().patches {
             fs::remove_file(patch).unwrap();
         }
-        let out = patches.to_string_lossy();
+        self.format_to(tree, "1-mm");
+    }
+
+    fn format_to(&self, tree: &Path, topic: &str) {
+        let out = self.root().join("patches").join(topic);
+        let out = out.to_string_lossy();
         let args = [
             "format-patch",
             "-q",
@@ -82,6 +86,24 @@ impl Scene {
         let mut all = args.to_vec();
         all.extend(["-1", "-o", &out]);
         ask(tree, &all).unwrap();
+    }
+
+    /// A second topic: a patch that adds lib/test.c.
+    fn second_topic(&self) {
+        let author = self.dir.path().join("author");
+        put(&author.join("lib/test.c"), "test\n");
+        save(&author, "lib: add test");
+        let patches = self.root().join("patches");
+        let settings = fs::read_to_string(patches.join("series.toml")).unwrap();
+        let topic = "[[topic]]\nfolder = '2-lib'\nfirst = 'lib: add test'\nneeds = ['1-mm']\n";
+        put(&patches.join("series.toml"), &(settings + topic));
+        self.format_to(&author, "2-lib");
+    }
+
+    /// A file as it is on a branch.
+    fn on(&self, branch: &str, file: &str) -> String {
+        let object = format!("{branch}:{file}");
+        ask(&self.paths().tree(), &["cat-file", "blob", &object]).unwrap()
     }
 
     fn file(&self) -> String {
@@ -156,6 +178,24 @@ fn commits_that_were_not_exported_are_kept() {
 }
 
 #[test]
+fn a_tree_is_as_made_until_it_or_the_patches_change() {
+    let scene = Scene::new();
+    let is_as_made = || {
+        let tree = open(&scene.paths()).unwrap();
+        tree.is_as_made(&Series::read(&scene.root()).unwrap())
+    };
+    let tree = scene.ensure().unwrap();
+    assert!(is_as_made());
+    scene.second_topic();
+    assert!(!is_as_made());
+    scene.ensure().unwrap();
+    assert!(is_as_made());
+    put(&tree.dir.join("mm/hmm.c"), "one\n2\n3\n");
+    save(&tree.dir, "mm: three is 3");
+    assert!(!is_as_made());
+}
+
+#[test]
 fn changes_that_were_not_committed_are_kept() {
     let scene = Scene::new();
     let tree = scene.ensure().unwrap();
@@ -206,6 +246,117 @@ fn a_base_that_the_series_does_not_fit_is_said() {
         "{error}"
     );
     assert!(error.contains("mm/hmm.c: hunk 1 of 1"), "{error}");
+}
+
+#[test]
+fn which_topics_a_base_can_have_is_said() {
+    let scene = Scene::new();
+    scene.second_topic();
+    put(&scene.kdir().join("lib/test.c"), "of others\n");
+    save(&scene.kdir(), "in the way");
+    let error = format!("{:#}", scene.ensure().err().unwrap());
+    let (why, topics) = error.rsplit_once('\n').unwrap();
+    assert!(why.contains("2-lib/0001-lib-add-test.patch does not apply"));
+    assert_eq!(
+        topics,
+        "applies: 1-mm; does not apply: 2-lib (0001-lib-add-test.patch, \
+         lib/test.c: already exists in index)"
+    );
+}
+
+/// As one commit, and with other work in it.
+#[test]
+fn a_tree_that_has_the_series_is_taken_as_it_is() {
+    let scene = Scene::new();
+    scene.second_topic();
+    let kdir = scene.kdir();
+    put(&kdir.join("mm/hmm.c"), "one\n2\nthree\n");
+    put(&kdir.join("lib/test.c"), "test\n");
+    put(&kdir.join("lib/other.c"), "other\n");
+    save(&kdir, "for the next release");
+    let before = state_of(&kdir);
+    let tree = scene.ensure().unwrap();
+    assert_eq!(state_of(&kdir), before);
+    let files =
+        |dir: &Path, commit: &str| ask(dir, &["rev-parse", &format!("{commit}^{{tree}}")]).unwrap();
+    assert_eq!(files(&tree.dir, &tree.tip), files(&kdir, "HEAD"));
+    assert_eq!(scene.on("base", "mm/hmm.c"), "one\ntwo\nthree");
+    assert_eq!(scene.on("base", "lib/other.c"), "other");
+    assert_eq!(tree.source, "for the next release, without the series");
+    assert!(!tree.found.differs && tree.found.patches.is_empty());
+    // There is a commit for each patch.
+    let series = Series::read(&scene.root()).unwrap();
+    assert!(export::same_patches(&tree, &series).unwrap());
+
+    let again = scene.ensure().unwrap();
+    assert_eq!((&again.base, &again.tip), (&tree.base, &tree.tip));
+    put(&kdir.join("lib/other.c"), "more\n");
+    save(&kdir, "more work");
+    scene.ensure().unwrap();
+    assert_eq!(scene.on("series", "lib/other.c"), "more");
+    assert_eq!(scene.on("base", "mm/hmm.c"), "one\ntwo\nthree");
+}
+
+#[test]
+fn a_tree_that_has_the_series_need_be_no_repository() {
+    let scene = Scene::new();
+    fs::remove_dir_all(scene.kdir().join(".git")).unwrap();
+    put(&scene.kdir().join("mm/hmm.c"), "one\n2\nthree\n");
+    let tree = scene.ensure().unwrap();
+    assert_eq!(scene.file(), "one\n2\nthree\n");
+    assert_eq!(scene.on("base", "mm/hmm.c"), "one\ntwo\nthree");
+    assert_eq!(scene.ensure().unwrap().tip, tree.tip);
+    // Another series is looked for in what was copied.
+    scene.second_topic();
+    scene.ensure().unwrap();
+    assert_eq!(scene.on("base", "mm/hmm.c"), "one\n2\nthree");
+    assert_eq!(scene.on("series", "lib/test.c"), "test");
+}
+
+/// Somebody mended it afterwards, so it cannot be taken out.
+#[test]
+fn commits_of_the_series_that_were_changed_are_taken_as_they_are() {
+    let scene = Scene::new();
+    let kdir = scene.kdir();
+    let base = ask(&kdir, &["rev-parse", "HEAD"]).unwrap();
+    for (text, subject) in [("2", "mm: two is 2"), ("II", "mend it")] {
+        put(&kdir.join("mm/hmm.c"), &format!("one\n{text}\nthree\n"));
+        save(&kdir, subject);
+    }
+    let tree = scene.ensure().unwrap();
+    assert_eq!(tree.tip, ask(&kdir, &["rev-parse", "HEAD"]).unwrap());
+    assert_eq!(tree.base, base);
+    assert!(tree.found.differs);
+    let again = scene.ensure().unwrap();
+    assert_eq!((again.base, again.tip), (base, tree.tip));
+    assert!(again.found.differs);
+}
+
+#[test]
+fn patches_that_a_tree_has_already_are_skipped() {
+    let scene = Scene::new();
+    scene.second_topic();
+    put(&scene.kdir().join("mm/hmm.c"), "one\n2\nthree\n");
+    save(&scene.kdir(), "mm: a fix that was taken");
+    let tree = scene.ensure().unwrap();
+    assert_eq!(tree.source, "mm: a fix that was taken");
+    let log = [
+        "log",
+        "--format=%s",
+        &format!("{}..{}", tree.base, tree.tip),
+    ];
+    assert_eq!(ask(&tree.dir, &log).unwrap(), "lib: add test");
+    let first = "1-mm/0001-mm-two-is-2.patch";
+    assert_eq!(tree.found.patches, [first]);
+    // It is known the next time.
+    let again = scene.ensure().unwrap();
+    assert_eq!(again.tip, tree.tip);
+    assert_eq!(again.found, tree.found);
+    // A topic alone is without them, too.
+    let series = Series::read(&scene.root()).unwrap();
+    let ui = Ui::new(false);
+    let alone = tree.topic(&series, &series.settings.topics[1], &ui);
+    assert_eq!(alone.unwrap().base, tree.base);
 }
 
 #[test]
