@@ -114,7 +114,7 @@ fn a_program_has_its_environment() {
         .map(|spec| (spec.programs, Vec::from_iter(spec.env)))
         .collect();
     told.sort();
-    let dies = ("P2PTEST_GPU_DIES".to_owned(), "1".to_owned());
+    let dies = ("P2PTEST_GPU_DIES".to_owned(), "0".to_owned());
     let [fails, exits] = programs;
     assert_eq!(told, [(vec![fails], vec![dies]), (vec![exits], vec![])]);
 }
