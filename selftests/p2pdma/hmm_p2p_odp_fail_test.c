@@ -90,6 +90,33 @@ TEST_F_TIMEOUT(odp_fail, one_page, 600)
 	rdma_buf_free(_metadata, rdma, &buf);
 }
 
+/* No page of the GPU can be mapped: each is tried once, and comes home */
+TEST_F_TIMEOUT(odp_fail, all_pages, 600)
+{
+	RDMA_SELF *rdma = &self->rdma;
+	struct p2ptest_gpu_info before;
+	char name[P2P_PCI_NAME];
+	struct p2p_stats stats;
+	struct p2p_buf buf;
+	__u64 start, end;
+
+	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, rdma, &buf);
+	before = p2p_info(_metadata, &rdma->gpu);
+	ASSERT_EQ(0, p2p_stats_read(&stats));
+	ASSERT_EQ(0, p2p_pci_name(P2P_GPU_DRIVER, rdma->gpu.id, name));
+	ASSERT_EQ(0, p2p_pci_bar(name, 2, &start, &end));
+	ASSERT_EQ(0, p2p_maps_fail(start / P2P_PAGE, end / P2P_PAGE));
+	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
+				P2PTEST_RDMA_FAULT_WRITE));
+	rdma_expect_pages(_metadata, rdma, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
+	EXPECT_EQ(buf.pages, rdma_moves(_metadata, rdma, &before));
+	EXPECT_EQ(buf.pages, fail_count(_metadata, &stats));
+	rdma_buf_write(_metadata, rdma, &buf, AFTER);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	rdma_buf_free(_metadata, rdma, &buf);
+}
+
 /* Without a fault, a page that cannot be mapped is left out, and stays */
 TEST_F_TIMEOUT(odp_fail, snapshot, 600)
 {

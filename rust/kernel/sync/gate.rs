@@ -160,6 +160,6 @@ impl<F: ForLt> Drop for Gated<'_, F> {
         self.gate.open.store(false, Relaxed);
 
         // Whoever enters from now on sees the store; SRCU orders that. Wait for the others.
-        self.gate.srcu.synchronize_expedited();
+        self.gate.srcu.synchronize();
     }
 }

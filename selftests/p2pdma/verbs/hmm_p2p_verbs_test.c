@@ -414,7 +414,9 @@ TEST_F_TIMEOUT(verbs, relaxed_ordering, TIMEOUT_S)
 
 	if (self->peer && !stays && !is_guest())
 		SKIP(return, "there is no telling what the root complex does");
-	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	/* Memory that is pinned may have it in any case */
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER,
+		       VERBS_REMOTE | IBV_ACCESS_RELAXED_ORDERING);
 	for (later = 0; later < 2; later++) {
 		verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE,
 			       later ? VERBS_ODP : relaxed);
@@ -640,6 +642,43 @@ TEST_F_TIMEOUT(verbs, sparse, TIMEOUT_S)
 					      verbs_at(&buf, pos), data.len));
 		verbs_buf_check(_metadata, self, &data);
 	}
+	EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
+	EXPECT_EQ(0, munmap(buf.p, buf.len));
+	verbs_buf_free(_metadata, &data);
+}
+
+/*
+ * Translations go to the device in groups of eight, many groups at a time. Here the
+ * last group has one, and is sent from a buffer that held others before, which must
+ * not fill the group up. They could not be used, because a region has a length: it
+ * takes a model of a device to tell
+ */
+TEST_F_TIMEOUT(verbs, odd_length, TIMEOUT_S)
+{
+	/* What mlx5 takes at a time, by the size of its buffer */
+	static const size_t at_a_time[] = { ((1 << 20) - 64) / 8, (1 << 16) / 8,
+					    P2P_PAGE / 8 };
+	struct verbs_buf data, buf = { .len = (1UL << 29) + P2P_PAGE };
+	size_t i;
+
+	verbs_buf_init(_metadata, self, &data, 1, OTHER, VERBS_REMOTE);
+	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE, MAP_PRIVATE |
+		     MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	ASSERT_NE(MAP_FAILED, (void *)buf.p);
+	madvise(buf.p, buf.len, MADV_NOHUGEPAGE);
+	for (i = 0; i < ARRAY_SIZE(at_a_time); i++)
+		p2p_fill(buf.p + buf.len - at_a_time[i] * P2P_PAGE, BEFORE, 0,
+			 8 * P2P_PAGE);
+	p2p_fill(buf.p + buf.len - P2P_PAGE, AFTER, 0, P2P_PAGE);
+	buf.mr = verbs_reg(self, &buf, VERBS_ODP);
+	ASSERT_NE(NULL, buf.mr);
+	p2p_fill(data.want + P2P_PAGE, AFTER, 0, data.len);
+	verbs_expect_success(_metadata,
+			     verbs_do(&self->link, IBV_WR_RDMA_READ,
+				      verbs_at(&data, 0),
+				      verbs_at(&buf, buf.len - P2P_PAGE),
+				      data.len));
+	verbs_buf_check(_metadata, self, &data);
 	EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
 	EXPECT_EQ(0, munmap(buf.p, buf.len));
 	verbs_buf_free(_metadata, &data);
