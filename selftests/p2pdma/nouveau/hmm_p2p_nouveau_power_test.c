@@ -298,6 +298,69 @@ TEST_F_TIMEOUT(nouveau_power, copy_engine_fails, TIMEOUT_S)
 	buf_free(_metadata, &buf);
 }
 
+/* A thread that moves memory to video memory when the others do */
+struct mover {
+	pthread_t thread;
+	pthread_barrier_t *start;
+	int fd, err;
+	struct p2p_buf buf;
+};
+
+static void *mover_run(void *arg)
+{
+	struct mover *m = arg;
+
+	pthread_barrier_wait(m->start);
+	m->err = nouveau_to_vram(m->fd, m->buf.p, m->buf.len);
+	return NULL;
+}
+
+/* The video memory that it takes to move a page from each of @count threads */
+static long vram_for(struct __test_metadata *_metadata, SELF *self,
+		     unsigned int count)
+{
+	pthread_barrier_t start;
+	struct mover movers[4];
+	unsigned int i;
+	long used;
+
+	/* Nothing is left there, and the GPU is on again. */
+	power_off(_metadata, self);
+	EXPECT_EQ(0, nouveau_flush(self->fd));
+	used = nouveau_vram_used(self->fd);
+	EXPECT_LT(0, used);
+
+	EXPECT_EQ(0, pthread_barrier_init(&start, NULL, count));
+	for (i = 0; i < count; i++) {
+		struct mover *m = &movers[i];
+
+		*m = (struct mover){ .start = &start, .fd = self->fd };
+		p2p_buf_alloc(_metadata, &m->buf, 1, BEFORE);
+		ASSERT_EQ(0, pthread_create(&m->thread, NULL, mover_run, m));
+	}
+	for (i = 0; i < count; i++) {
+		struct mover *m = &movers[i];
+
+		ASSERT_EQ(0, pthread_join(m->thread, NULL));
+		EXPECT_EQ(0, m->err);
+		EXPECT_EQ(1, nouveau_resident(m->buf.p, m->buf.len));
+		buf_free(_metadata, &m->buf);
+	}
+	pthread_barrier_destroy(&start);
+	return nouveau_vram_used(self->fd) - used;
+}
+
+/* Threads that come at once share the memory that nouveau takes for pages */
+TEST_F_TIMEOUT(nouveau_power, at_once, TIMEOUT_S)
+{
+	long one = vram_for(_metadata, self, 1);
+	int i;
+
+	EXPECT_LT(0, one);
+	for (i = 0; i < 3; i++)
+		EXPECT_EQ(one, vram_for(_metadata, self, 4));
+}
+
 /* A thread whose memory moves to video memory, and is used from everywhere */
 struct user {
 	pthread_t thread;

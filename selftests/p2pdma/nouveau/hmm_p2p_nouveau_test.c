@@ -147,7 +147,7 @@ TEST_F_TIMEOUT(nouveau, huge_with_a_hole, TIMEOUT_S)
  * the GPU's that could look, and so who sees all of video memory from outside of
  * the machine is asked, by the port in P2PTEST_JUDGE.
  */
-static void ask_judge(struct __test_metadata *_metadata, SELF *self,
+static void ask_judge(struct __test_metadata *_metadata, int gpu,
 		      struct p2p_buf *buf, size_t first, size_t pages,
 		      bool mapped, __u64 seed)
 {
@@ -157,7 +157,7 @@ static void ask_judge(struct __test_metadata *_metadata, SELF *self,
 	size_t i, n = 0;
 	FILE *f;
 
-	ASSERT_EQ(0, nouveau_flush(self->fd));
+	ASSERT_EQ(0, nouveau_flush(gpu));
 	ASSERT_LE(0, fd);
 	f = fdopen(dup(fd), "w");
 	ASSERT_NE(NULL, f);
@@ -182,9 +182,9 @@ static void ask_judge(struct __test_metadata *_metadata, SELF *self,
 }
 
 #define expect_mapped(buf, first, pages, seed) \
-	ask_judge(_metadata, self, buf, first, pages, true, seed)
+	ask_judge(_metadata, self->fd, buf, first, pages, true, seed)
 #define expect_unmapped(buf, first, pages) \
-	ask_judge(_metadata, self, buf, first, pages, false, 0)
+	ask_judge(_metadata, self->fd, buf, first, pages, false, 0)
 
 /* What has moved to video memory is mapped for the GPU as long as it is there */
 TEST_F_TIMEOUT(nouveau, mapped, TIMEOUT_S)
@@ -911,6 +911,8 @@ static void nic_transfer(struct __test_metadata *_metadata, SELF_NIC *self,
 				   buf->len, NULL));
 	EXPECT_EQ(peer ? (long)buf->pages : 0,
 		  nouveau_resident(buf->p, buf->len));
+	if (peer)
+		expect_mapped(buf, 0, buf->pages, AFTER);
 	all_home(_metadata, buf, AFTER);
 
 	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf->handle));

@@ -148,6 +148,16 @@ long nouveau_bar1(int fd)
 	return ret ? ret : (long)(end - start);
 }
 
+long nouveau_vram_used(int fd)
+{
+	struct drm_nouveau_getparam args = {
+		.param = NOUVEAU_GETPARAM_VRAM_USED,
+	};
+
+	return ioctl(fd, DRM_IOCTL_NOUVEAU_GETPARAM, &args) ?
+		       -errno : (long)args.value;
+}
+
 void *nouveau_gem_map(int fd, size_t len)
 {
 	struct drm_nouveau_gem_new args = {

@@ -36,6 +36,8 @@ int nouveau_flush(int fd);
 
 /* Size of BAR1 */
 long nouveau_bar1(int fd);
+/* Bytes of video memory in use, by everybody */
+long nouveau_vram_used(int fd);
 /* A buffer in video memory: its handle, for nouveau_gem_close() */
 long nouveau_gem_new(int fd, size_t len);
 void nouveau_gem_close(int fd, long handle);
