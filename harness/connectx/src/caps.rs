@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::command::Status;
+use crate::command::port::MAX_MEMBERS;
 use crate::device::{Device, Scheme};
 
 /// Size of a group of capabilities.
@@ -82,7 +83,7 @@ impl Device {
             (l.log_max_rmp, 16),
             (l.basic_cyclic_rcv_wqe, 0),
             (l.log_max_wq_sz, 15),
-            (l.max_qp_mcg, 8),
+            (l.max_qp_mcg, MAX_MEMBERS),
             (l.log_max_mcg, 8),
             (l.relaxed_ordering_write, 1),
             (l.relaxed_ordering_read, 1),

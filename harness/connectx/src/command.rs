@@ -9,6 +9,7 @@ use crate::memory::Refused;
 use crate::pci::BAR_SIZE;
 
 mod objects;
+pub(crate) mod port;
 mod qp;
 
 use objects::numbers;
@@ -205,7 +206,7 @@ impl Device {
         let l = &self.l;
         match name.as_str() {
             "ENABLE_HCA" | "DISABLE_HCA" | "INIT_HCA" | "SET_ISSI" | "NOP"
-            | "SET_DRIVER_VERSION" | "ATTACH_TO_MCG" | "DETACH_FROM_MCG" => Ok(()),
+            | "SET_DRIVER_VERSION" => Ok(()),
             "TEARDOWN_HCA" => {
                 self.teardown();
                 Ok(())
@@ -243,7 +244,7 @@ impl Device {
                 self.vport_context(out);
                 Ok(())
             }
-            "MODIFY_HCA_VPORT_CONTEXT" => Ok(()),
+            "MODIFY_HCA_VPORT_CONTEXT" => self.modify_vport(input),
             "QUERY_HCA_VPORT_GID" => {
                 if l.vport_gid_in.gid_index.get(input) == 0 {
                     let gid = half(l.vport_gid_out.gid);
@@ -259,6 +260,8 @@ impl Device {
                 }
                 Ok(())
             }
+            "ATTACH_TO_MCG" => self.join(input),
+            "DETACH_FROM_MCG" => self.leave(input),
             "ALLOC_PD" => self.allocate(Simple::Pd, l.alloc_pd.pd, out),
             "ALLOC_XRCD" => self.allocate(Simple::Xrcd, l.alloc_xrcd.xrcd, out),
             "ALLOC_UAR" => self.alloc_uar(out),
@@ -299,6 +302,7 @@ impl Device {
             "DESTROY_QP" => {
                 let qpn = l.destroy_qp.qpn.get(input) as u32;
                 self.faults.forget(qpn);
+                self.groups.retain(|(member, _)| *member != qpn);
                 self.qps.remove(&qpn).map(drop).ok_or(Status::BadResource)
             }
             "CREATE_XRC_SRQ" => self.create_xrc_srq(input, out),
@@ -395,21 +399,6 @@ impl Device {
         answer[3] = 0x81;
         answer[4..6].fill(0);
         Ok(())
-    }
-
-    fn vport_context(&self, out: &mut [u8]) {
-        let l = &self.l.vport_context;
-        // Active, link up.
-        l.vport_state.set(out, 4);
-        l.port_physical_state.set(out, 5);
-        l.port_guid.set(out, GUID);
-        l.node_guid.set(out, GUID);
-        l.system_image_guid.set(out, GUID);
-        l.lid.set(out, 1);
-        l.sm_lid.set(out, 1);
-        l.subnet_timeout.set(out, 18);
-        // The driver says that there is a communication manager.
-        l.cap_mask1_field_select.set(out, 1 << 16);
     }
 
     fn allocate(&mut self, kind: Simple, field: Field, out: &mut [u8]) -> Answer {

@@ -105,6 +105,10 @@ pub struct Device {
     pub(crate) srqs: HashMap<u32, Srq>,
     pub(crate) mkeys: HashMap<u32, Mkey>,
     pub(crate) simple: HashSet<(Simple, u32)>,
+    /// Queue pairs that listen to a multicast group.
+    pub(crate) groups: HashSet<(u32, Gid)>,
+    /// `cap_mask1`, what the driver says that the port can do.
+    pub(crate) port_capabilities: u64,
     pub(crate) next_number: u32,
     pub(crate) faults: Faults,
     pub(crate) reserved_lkey: u32,
@@ -114,6 +118,9 @@ pub struct Device {
     runnable: VecDeque<u32>,
     timers: Vec<(Instant, u32)>,
 }
+
+/// Of a port, or of a multicast group.
+pub type Gid = [u8; 16];
 
 /// Objects that are no more than a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -152,6 +159,8 @@ impl Device {
             srqs: HashMap::new(),
             mkeys: HashMap::new(),
             simple: HashSet::new(),
+            groups: HashSet::new(),
+            port_capabilities: 0,
             next_number: FIRST_NUMBER,
             faults: Faults::default(),
             // Neither is a key that CREATE_MKEY gives.
@@ -173,6 +182,7 @@ impl Device {
         self.command_queue = (0, 0);
         self.pages.clear();
         self.caps = self.defaults();
+        self.port_capabilities = 0;
     }
 
     /// The objects go.
@@ -183,6 +193,7 @@ impl Device {
         self.srqs.clear();
         self.mkeys.clear();
         self.simple.clear();
+        self.groups.clear();
         self.faults = Faults::default();
         self.bus.forget();
         self.runnable.clear();

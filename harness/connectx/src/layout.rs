@@ -442,8 +442,14 @@ layouts! {
         lid = "hca_vport_context.lid",
         sm_lid = "hca_vport_context.sm_lid",
         subnet_timeout = "hca_vport_context.subnet_timeout",
+        cap_mask1 = "hca_vport_context.cap_mask1",
         cap_mask1_field_select = "hca_vport_context.cap_mask1_field_select",
     }
+    modify_vport: ModifyVport("modify_hca_vport_context_in") {
+        cap_mask1 = "hca_vport_context.cap_mask1",
+        cap_mask1_field_select = "hca_vport_context.cap_mask1_field_select",
+    }
+    mcg: Mcg("attach_to_mcg_in") { qpn, multicast_gid }
     vport_gid_in: VportGidIn("query_hca_vport_gid_in") { gid_index }
     vport_gid_out: VportGidOut("query_hca_vport_gid_out") { gids_num, gid }
     vport_pkey_in: VportPkeyIn("query_hca_vport_pkey_in") { pkey_index }

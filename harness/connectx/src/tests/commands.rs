@@ -208,6 +208,69 @@ fn what_is_in_use_stays() {
 }
 
 #[test]
+fn a_group_has_members_that_exist() {
+    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+        return;
+    };
+    let pair = Pair::new(&mut bench);
+    let member = |qpn: u32, group: u8| {
+        move |l: &Layouts, input: &mut [u8]| {
+            l.mcg.qpn.set(input, u64::from(qpn));
+            input[l.mcg.multicast_gid.byte() + 15] = group;
+        }
+    };
+    let missing = Err(Status::BadResource);
+    let (a, b) = (pair.a.qpn, pair.b.qpn);
+    let mut run = |what: &str, qpn, group| bench.command(what, &[], member(qpn, group));
+    assert_eq!(run("ATTACH_TO_MCG", 0x00ff_fff0, 1), missing);
+    run("ATTACH_TO_MCG", a, 1).unwrap();
+    assert_eq!(run("DETACH_FROM_MCG", a, 2), missing);
+    assert_eq!(run("DETACH_FROM_MCG", b, 1), missing);
+    run("DETACH_FROM_MCG", a, 1).unwrap();
+    assert_eq!(run("DETACH_FROM_MCG", a, 1), missing);
+    run("ATTACH_TO_MCG", b, 1).unwrap();
+    let destroy = |l: &Layouts, input: &mut [u8]| l.destroy_qp.qpn.set(input, u64::from(b));
+    bench.command("DESTROY_QP", &[], destroy).unwrap();
+    assert_eq!(bench.device.groups.len(), 0);
+
+    bench.device.groups.extend((0..8).map(|n| (n, [7; 16])));
+    let full = |l: &Layouts, input: &mut [u8]| {
+        l.mcg.qpn.set(input, u64::from(a));
+        let at = l.mcg.multicast_gid.byte();
+        input[at..at + 16].fill(7);
+    };
+    let answer = bench.command("ATTACH_TO_MCG", &[], full);
+    assert_eq!(answer, Err(Status::NoResources));
+}
+
+#[test]
+fn the_port_keeps_what_the_driver_may_change() {
+    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+        return;
+    };
+    let change = |select: u64, value: u64| {
+        move |l: &Layouts, input: &mut [u8]| {
+            l.modify_vport.cap_mask1_field_select.set(input, select);
+            l.modify_vport.cap_mask1.set(input, value);
+        }
+    };
+    let mut modify = |select, value| {
+        let answer = bench.command("MODIFY_HCA_VPORT_CONTEXT", &[], change(select, value));
+        let out = bench
+            .command("QUERY_HCA_VPORT_CONTEXT", &[], |_, _| {})
+            .unwrap();
+        (
+            answer.map(drop),
+            bench.device.l.vport_context.cap_mask1.get(&out),
+        )
+    };
+    assert_eq!(modify(1 << 16, 1 << 16), (Ok(()), 1 << 16));
+    assert_eq!(modify(0, 0), (Ok(()), 1 << 16));
+    assert_eq!(modify(1 << 17, 1 << 17), (Err(Status::BadParam), 1 << 16));
+    assert_eq!(modify(1 << 16, 1 << 3), (Ok(()), 0));
+}
+
+#[test]
 fn a_reset_and_a_teardown_forget_everything() {
     let Some(bench) = Bench::new(Scheme::Transport) else {
         return;
