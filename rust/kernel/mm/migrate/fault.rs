@@ -108,10 +108,10 @@ impl<'a> Fault<'a> {
         Ok(Migration::new(raw, map, first))
     }
 
-    /// If the fault is for a huge page, returns where it can move to in one piece, or splits it.
+    /// If the fault is for a huge page, returns where it can move to in one piece.
     ///
-    /// The decision is made before the migration is set up. Later, the core could not split the
-    /// huge page, because it does not expect the reference that the fault handler has.
+    /// Without that, the core splits the huge page when the migration is set up, and a page of it
+    /// moves.
     fn host_folio_for_pmd(&self) -> Option<HostFolio> {
         // SAFETY: `vmf` is valid by the type invariants.
         let vmf = unsafe { self.vmf.as_ref() };
@@ -128,35 +128,14 @@ impl<'a> Fault<'a> {
             return None;
         }
 
-        let address = self.address();
-
         // SAFETY: The VMA is valid, and the mmap lock is held. The huge page is mapped at the huge
         // page boundary below the address.
-        let folio = unsafe {
+        unsafe {
             HostFolio::for_vma(
                 self.vma(),
-                address & !(PMD_PAGES * PAGE_SIZE - 1),
+                self.address() & !(PMD_PAGES * PAGE_SIZE - 1),
                 PMD_ORDER,
             )
-        };
-
-        if folio.is_none() {
-            // SAFETY: As above.
-            unsafe { split_pmd(self.vma(), address) };
         }
-        folio
     }
-}
-
-/// Splits the mapping of a huge page.
-///
-/// Not generic and never inlined, because the C function is not available to modules.
-///
-/// # Safety
-///
-/// `vma` must be valid, with the mmap lock held.
-#[inline(never)]
-unsafe fn split_pmd(vma: *mut bindings::vm_area_struct, address: usize) {
-    // SAFETY: By the safety requirements. Nothing happens if the address has no huge page.
-    unsafe { bindings::split_huge_pmd_address(vma, address & PAGE_MASK, false) };
 }
