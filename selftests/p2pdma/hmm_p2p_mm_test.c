@@ -600,4 +600,25 @@ TEST_F_TIMEOUT(p2p, fork_read, TIMEOUT_S)
 	p2p_buf_free(_metadata, self, &buf);
 }
 
+/* Without a huge page in host memory, pages of one come home each by itself */
+TEST_F_TIMEOUT(p2p, no_huge_page, TIMEOUT_S)
+{
+	const size_t first = 100 * P2P_PAGE;
+	struct p2p_buf buf;
+
+	if (!p2p_buf_init_huge(_metadata, self, &buf, BEFORE))
+		return;
+	p2p_buf_to_vram(_metadata, self, &buf);
+	if (!p2p_huge_pages_fail(_metadata, true))
+		return;
+	p2p_expect_pattern(_metadata, "first", buf.p + first, BEFORE, first,
+			   P2P_PAGE);
+	EXPECT_EQ((long)buf.pages - 1,
+		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	p2p_expect_pattern(_metadata, "all", buf.p, BEFORE, 0, buf.len);
+	EXPECT_EQ(0, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	p2p_huge_pages_fail(_metadata, false);
+	p2p_buf_free(_metadata, self, &buf);
+}
+
 TEST_HARNESS_MAIN

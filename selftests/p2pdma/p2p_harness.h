@@ -19,6 +19,7 @@
 #include "p2ptest.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -106,6 +107,42 @@ static inline bool p2p_buf_alloc_huge(struct __test_metadata *_metadata,
 	p2p_fill(buf->p, seed, 0, buf->len);
 	if (p2p_huge_bytes(buf->p) != (long)P2P_HUGE)
 		SKIP(return false, "the kernel gives no huge pages");
+	return true;
+}
+
+#define P2P_FAIL_PAGE_ALLOC "/sys/kernel/debug/fail_page_alloc/"
+
+/*
+ * From now on, huge pages of host memory can not be allocated, or can again; see
+ * Documentation/fault-injection/fault-injection.rst. False if this kernel can not
+ * let allocations fail, and the test is skipped.
+ */
+static inline bool p2p_huge_pages_fail(struct __test_metadata *_metadata,
+				       bool fail)
+{
+	const char *const values[][2] = {
+		{ P2P_FAIL_PAGE_ALLOC "ignore-gfp-highmem", "N" },
+		{ P2P_FAIL_PAGE_ALLOC "ignore-gfp-wait", "N" },
+		{ P2P_FAIL_PAGE_ALLOC "verbose", "0" },
+		{ P2P_FAIL_PAGE_ALLOC "min-order", fail ? "9" : "0" },
+		{ P2P_FAIL_PAGE_ALLOC "times", fail ? "-1" : "1" },
+		{ P2P_FAIL_PAGE_ALLOC "probability", fail ? "100" : "0" },
+	};
+	size_t i;
+	int fd;
+
+	for (i = 0; i < ARRAY_SIZE(values); i++) {
+		/* What lets them fail comes last, and goes first */
+		const char *const *value =
+			values[fail ? i : ARRAY_SIZE(values) - 1 - i];
+
+		fd = open(value[0], O_WRONLY | O_CLOEXEC);
+		if (fd < 0 && errno == ENOENT)
+			SKIP(return false, "no CONFIG_FAIL_PAGE_ALLOC");
+		ASSERT_LE(0, fd);
+		ASSERT_LT(0, write(fd, value[1], strlen(value[1])));
+		close(fd);
+	}
 	return true;
 }
 

@@ -848,46 +848,23 @@ TEST_F_TIMEOUT(nouveau, no_memory, TIMEOUT_S)
 	close(nth);
 }
 
-#define FAIL_PAGE_ALLOC "/sys/kernel/debug/fail_page_alloc/"
-
-static void fail_page_alloc(struct __test_metadata *_metadata, const char *attr,
-			    const char *value)
-{
-	char path[64];
-	int fd;
-
-	snprintf(path, sizeof(path), FAIL_PAGE_ALLOC "%s", attr);
-	fd = open(path, O_WRONLY | O_CLOEXEC);
-	ASSERT_LE(0, fd);
-	ASSERT_LT(0, write(fd, value, strlen(value)));
-	close(fd);
-}
-
-static void huge_pages_fail(struct __test_metadata *_metadata, bool fail)
-{
-	fail_page_alloc(_metadata, "min-order", fail ? "9" : "0");
-	fail_page_alloc(_metadata, "times", fail ? "-1" : "1");
-	fail_page_alloc(_metadata, "probability", fail ? "100" : "0");
-}
-
 /* Without a huge page in host memory, pages of one come home each by itself */
 TEST_F_TIMEOUT(nouveau, no_huge_page, TIMEOUT_S)
 {
 	const size_t first = 100 * P2P_PAGE;
 	struct p2p_buf buf;
 
-	if (!getenv("P2PTEST_FAIL_NTH"))
-		SKIP(return, "P2PTEST_FAIL_NTH does not say that allocations fail");
 	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
 		return;
 	to_vram(_metadata, self->fd, &buf);
-	huge_pages_fail(_metadata, true);
+	if (!p2p_huge_pages_fail(_metadata, true))
+		return;
 	p2p_expect_pattern(_metadata, "first", buf.p + first, BEFORE, first,
 			   P2P_PAGE);
 	EXPECT_EQ((long)buf.pages - 1, nouveau_resident(buf.p, buf.len));
 	p2p_expect_pattern(_metadata, "all", buf.p, BEFORE, 0, buf.len);
 	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
-	huge_pages_fail(_metadata, false);
+	p2p_huge_pages_fail(_metadata, false);
 	to_vram(_metadata, self->fd, &buf);
 	all_home(_metadata, &buf, BEFORE);
 	buf_free(_metadata, &buf);
