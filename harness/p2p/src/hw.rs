@@ -1,6 +1,6 @@
 //! The series on real hardware: says first what the host has and what it lacks,
 //! because peer-to-peer DMA that is silently off looks like peer-to-peer DMA
-//! that is slow; then runs the selftests and perftest.
+//! that is slow; then runs perftest, and the selftests, which compare contents.
 //!
 //! Nothing of the host is changed but the policy knob, which is put back, and that
 //! test_hmm is loaded while its tests run.
@@ -114,16 +114,20 @@ fn test(
     };
     // The selftests set the policy, too.
     let policy = bench::Policy::keep(host)?;
-    let step = ui.step(format!("hw-test: perftest, {} and {}", pair.nic, pair.gpu));
-    let options: Vec<_> = gpu_options.split_whitespace().map(str::to_owned).collect();
-    let logs = paths.build().join("run/hw");
-    *measured = bench::run(&policy, pair, &options, &logs)?;
-    outcomes.extend(bench::judge(
-        measured,
-        pair.reads.as_ref().map(|reads| &*reads.why),
-    ));
-    step.done("ran");
-    outcomes.extend(selftests::run(paths, ui, host)?);
+    if let Some(why) = &survey.no_perftest {
+        outcomes.push(Outcome::skipped("hw", "perftest", why));
+    } else {
+        let step = ui.step(format!("hw-test: perftest, {} and {}", pair.nic, pair.gpu));
+        let options: Vec<_> = gpu_options.split_whitespace().map(str::to_owned).collect();
+        let logs = paths.build().join("run/hw");
+        *measured = bench::run(&policy, pair, &options, &logs)?;
+        outcomes.extend(bench::judge(
+            measured,
+            pair.reads.as_ref().map(|reads| &*reads.why),
+        ));
+        step.done("ran");
+    }
+    outcomes.extend(selftests::run(paths, ui, host, pair)?);
     Ok(())
 }
 

@@ -44,6 +44,8 @@ pub struct Survey {
     pub findings: Vec<Finding>,
     /// A GPU and a NIC that can be tested with each other.
     pub pair: Option<Pair>,
+    /// Why perftest cannot put its buffer into the GPU.
+    pub no_perftest: Option<String>,
 }
 
 /// A GPU and a NIC.
@@ -51,6 +53,10 @@ pub struct Survey {
 pub struct Pair {
     /// The GPU's PCI address.
     pub gpu: String,
+    /// Its driver.
+    pub driver: String,
+    /// What p2pdma makes of the path.
+    pub verdict: Verdict,
     /// The NIC's name in /sys/class/infiniband.
     pub nic: String,
     /// What mlx5 takes reads of peers for, if not all of them work.
@@ -76,11 +82,14 @@ pub fn survey(host: &Host, seen: &doctor::Host, known: &Known, report: &Report) 
     findings.push(iommu(&seen.picture));
     let (pair, more) = paths(seen, report, &gpus, &nics);
     findings.extend(more);
-    findings.push(perftest(host));
+    let perftest = perftest(host);
+    let no_perftest = (perftest.state != State::Ok).then(|| perftest.found.clone());
+    findings.push(perftest);
     let ready = findings.iter().all(|f| f.state != State::Missing);
     Survey {
         findings,
         pair: pair.filter(|_| ready),
+        no_perftest,
     }
 }
 
@@ -397,8 +406,12 @@ fn paths(
         let is_better = best.as_ref().is_none_or(|(other, _)| pair.verdict < *other);
         if state != State::Missing && is_usable && is_better {
             let reads = mlx5::reads(seen, device);
+            let mut all = seen.devices.values();
+            let gpu = all.find(|gpu| gpu.address.to_string() == pair.provider);
             let found = Pair {
                 gpu: pair.provider.clone(),
+                driver: gpu.and_then(|gpu| gpu.driver.clone()).unwrap_or_default(),
+                verdict: pair.verdict,
                 nic: name.clone(),
                 reads,
             };
@@ -448,9 +461,9 @@ fn path(report: &Report, pair: &PairReport) -> (State, String, String) {
 }
 
 fn perftest(host: &Host) -> Finding {
-    let next = "build perftest of April 2025 or newer from source: ./configure --enable-opencl";
+    let next = "for speeds, build perftest of April 2025 or newer from source: ./configure --enable-opencl";
     let Some(help) = host.said("ib_write_bw", &["--help"]) else {
-        return finding("perftest", State::Missing, "ib_write_bw is not there", next);
+        return finding("perftest", State::Note, "ib_write_bw is not there", next);
     };
     let lacking: Vec<_> = ["--odp", "--use_opencl", "--gpu_touch"]
         .into_iter()
@@ -466,7 +479,7 @@ fn perftest(host: &Host) -> Finding {
     } else {
         finding(
             "perftest",
-            State::Missing,
+            State::Note,
             format!("ib_write_bw knows no {}", lacking.join(", ")),
             next,
         )

@@ -1,13 +1,17 @@
 //! The kernel's selftests of peer-to-peer DMA, built from the tree and run on
-//! the host. Those that need the test devices of the series skip, and say so.
-//! Those of HMM need no hardware, but the module test_hmm, which is loaded for them.
+//! the host. One compares contents: it moves memory to the GPU, which the NIC
+//! writes and reads there. Those that need the test devices of the series skip,
+//! and say so. Those of HMM need no hardware, but the module test_hmm, which is
+//! loaded for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use doctor::rules::Verdict;
 
+use super::checks::Pair;
 use super::host::Host;
 use crate::paths::Paths;
 use crate::proc::{interrupted, output, tail};
@@ -18,11 +22,13 @@ use crate::ui::{Step, Ui};
 const FOLDER: &str = "tools/testing/selftests";
 const SUITE: &str = "hw/selftest";
 const HMM: &str = "hmm-tests";
+/// Compares contents, with any GPU and any NIC.
+const CONTENTS: &str = "hmm_p2p_verbs_gpu_test";
 const MODULE: &str = "test_hmm";
 const LIMIT: &str = "900";
 
-/// Builds and runs all of them.
-pub fn run(paths: &Paths, ui: &Ui, host: &Host) -> Result<Vec<Outcome>> {
+/// Builds and runs all of them, for a GPU and a NIC.
+pub fn run(paths: &Paths, ui: &Ui, host: &Host, pair: &Pair) -> Result<Vec<Outcome>> {
     let trees = [Some(paths.tree()), paths.kdir.clone()];
     let tree = trees
         .into_iter()
@@ -38,7 +44,8 @@ pub fn run(paths: &Paths, ui: &Ui, host: &Host) -> Result<Vec<Outcome>> {
     let outcomes = match built.headers()? {
         Some(why) => vec![Outcome::failed(SUITE, "all", why)],
         None => {
-            let mut outcomes = built.p2pdma(&step)?;
+            let mut outcomes = built.contents(&step, &environment(pair))?;
+            outcomes.extend(built.p2pdma(&step)?);
             step.at(HMM);
             outcomes.extend(built.hmm(host)?);
             outcomes
@@ -46,6 +53,28 @@ pub fn run(paths: &Paths, ui: &Ui, host: &Host) -> Result<Vec<Outcome>> {
     };
     step.done(format!("{} tests", outcomes.len()));
     Ok(outcomes)
+}
+
+/// What tells the selftests which devices to take, and what path there is.
+fn environment(pair: &Pair) -> Vec<(&'static str, String)> {
+    let plugin = match &*pair.driver {
+        "amdgpu" => "amdkfd",
+        other => other,
+    };
+    let mut environment = vec![
+        ("P2PTEST_GPU", format!("{plugin}@{}", pair.gpu)),
+        ("P2P_VERBS_DEVICE", pair.nic.clone()),
+    ];
+    // The test registers without relaxed ordering.
+    let is_asked = pair.reads.as_ref().is_none_or(|reads| reads.strict);
+    let path = match pair.verdict {
+        Verdict::BusAddr if is_asked => "bus_addr",
+        Verdict::ThruHostBridge if is_asked => "host_bridge",
+        // The test tries one page, and expects all others to fare as it did.
+        _ => return environment,
+    };
+    environment.push(("P2PTEST_EXPECT", path.to_owned()));
+    environment
 }
 
 /// What is built from a tree, below `out`.
@@ -83,6 +112,22 @@ impl Built {
         made(&mut make)
     }
 
+    /// The GPU by itself, then what the NIC does to its memory.
+    fn contents(&self, step: &Step<'_>, environment: &[(&str, String)]) -> Result<Vec<Outcome>> {
+        let mut outcomes = Vec::new();
+        for (folder, name) in [("gpu", "hmm_p2p_gpu_plugin_test"), ("verbs", CONTENTS)] {
+            step.at(name);
+            let programs = self.out.join(format!("selftests-{folder}"));
+            let program = programs.join(name);
+            let folder = format!("p2pdma/{folder}");
+            outcomes.extend(match self.selftests(&folder, &programs, Some(&program))? {
+                Some(why) => vec![Outcome::failed(SUITE, name, why)],
+                None => self.outcomes(name, &program, &[], environment)?,
+            });
+        }
+        Ok(outcomes)
+    }
+
     fn p2pdma(&self, step: &Step<'_>) -> Result<Vec<Outcome>> {
         let programs = self.out.join("selftests");
         if let Some(why) = self.selftests("p2pdma", &programs, None)? {
@@ -96,7 +141,7 @@ impl Built {
         let mut outcomes = Vec::new();
         for name in names {
             step.at(&name);
-            outcomes.extend(self.outcomes(&name, &programs.join(&name), &[])?);
+            outcomes.extend(self.outcomes(&name, &programs.join(&name), &[], &[])?);
         }
         Ok(outcomes)
     }
@@ -116,16 +161,23 @@ impl Built {
             return Ok(vec![Outcome::failed(SUITE, HMM, why)]);
         }
         let fixtures = ["-f", "hmm_p2p", "-f", "hmm_p2p_refused"];
-        self.outcomes(HMM, &program, &fixtures)
+        self.outcomes(HMM, &program, &fixtures, &[])
     }
 
     /// Runs a program; what it reports.
-    fn outcomes(&self, name: &str, program: &Path, args: &[&str]) -> Result<Vec<Outcome>> {
+    fn outcomes(
+        &self,
+        name: &str,
+        program: &Path,
+        args: &[&str],
+        environment: &[(&str, String)],
+    ) -> Result<Vec<Outcome>> {
         let mut command = Command::new("timeout");
         command
             .args(["--kill-after=5", LIMIT])
             .arg(program)
             .args(args)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .current_dir(&self.out);
         let (status, said, err) = output(&mut command)?;
         let log = self.out.join(format!("{name}.log"));

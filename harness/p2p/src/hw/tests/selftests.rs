@@ -15,7 +15,12 @@ impl Fixture {
             "Makefile",
             "headers_install:\n\tmkdir -p $(O)/usr/include\n",
         );
-        for (folder, name) in [("p2pdma", "one_test"), ("mm", "hmm-tests")] {
+        for (folder, name) in [
+            ("p2pdma", "one_test"),
+            ("p2pdma/gpu", "hmm_p2p_gpu_plugin_test"),
+            ("p2pdma/verbs", "hmm_p2p_verbs_gpu_test"),
+            ("mm", "hmm-tests"),
+        ] {
             let folder = format!("tools/testing/selftests/{folder}");
             put(
                 &format!("{folder}/Makefile"),
@@ -105,4 +110,45 @@ fn without_test_hmm_its_tests_are_skipped() {
         let passed = "| hw/selftest | one_test: fine | passed |";
         assert!(report.contains(passed), "{report}");
     }
+}
+
+/// Contents are compared between the devices that were found, and the path is what the
+/// doctor says.
+#[test]
+fn the_devices_and_the_path_are_named() {
+    let cases = "echo ok 1 $P2PTEST_GPU $P2P_VERBS_DEVICE $P2PTEST_EXPECT";
+    let zen = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n";
+    let fixture = Fixture::whole();
+    let redirected = Fixture::whole();
+    redirected.config(NIC_PORT, ACS_CONTROL, 0x1d);
+    redirected.write("proc/cpuinfo", zen);
+    for (fixture, path) in [(fixture, "bus_addr"), (redirected, "host_bridge")] {
+        let (_, report, _root) = fixture.run_with_tree(cases);
+        for program in ["hmm_p2p_gpu_plugin_test", "hmm_p2p_verbs_gpu_test"] {
+            let named = format!("| {program}: nouveau@{GPU} mlx5_0 {path} | passed |");
+            assert!(report.contains(&named), "{report}");
+        }
+        // The others look for test devices.
+        assert!(report.contains("| one_test: test 1 | passed |"), "{report}");
+    }
+    let amd = Fixture::whole();
+    amd.bind("amdgpu");
+    amd.bar(GPU, 0, 16 << 30);
+    amd.write("proc/iomem", format!("0-1 : {GPU}\n"));
+    let (_, report, _root) = amd.run_with_tree(cases);
+    assert!(report.contains(&format!("amdkfd@{GPU} ")), "{report}");
+}
+
+/// perftest with OpenCL is hard to come by, and contents do not need it.
+#[test]
+fn contents_are_compared_without_perftest() {
+    let fixture = Fixture::whole();
+    fs::remove_file(fixture.path("usr/bin/ib_write_bw")).unwrap();
+    let (result, report, _root) = fixture.run_with_tree("echo not ok 1 wrong bytes");
+    assert_eq!(status_of(&result), 1, "{report}");
+    let skipped = "| hw | perftest | skipped | ib_write_bw is not there |";
+    assert!(report.contains(skipped), "{report}");
+    let failed = "| hmm_p2p_verbs_gpu_test: wrong bytes | failed |";
+    assert!(report.contains(failed), "{report}");
+    assert_eq!(fixture.policy(), "auto");
 }
