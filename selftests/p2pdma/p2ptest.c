@@ -24,6 +24,12 @@
 #define WAIT_STEP_MS	20
 #define WAIT_STEPS	3000
 
+/* How often an ioctl is tried, a millisecond apart */
+#define IOCTL_TRIES	100
+
+/* Bit 62 of an entry: Documentation/admin-guide/mm/pagemap.rst */
+#define PAGEMAP_SWAPPED	0x4000000000000000ULL
+
 void p2p_sleep_ms(unsigned int ms)
 {
 	struct timespec ts = {
@@ -157,16 +163,67 @@ long p2p_huge_bytes(const void *addr)
 	return ret;
 }
 
+long p2p_device_private(const void *addr, size_t len)
+{
+	size_t pages = len / P2P_PAGE, size = pages * sizeof(__u64), i;
+	off_t pos = (uintptr_t)addr / P2P_PAGE * sizeof(__u64);
+	int fd = p2p_open("/proc/self/pagemap", O_RDONLY);
+	__u64 *entries;
+	long count = 0;
+
+	if (fd < 0)
+		return fd;
+	entries = malloc(size);
+	if (!entries || pread(fd, entries, size, pos) != (ssize_t)size) {
+		count = -EIO;
+	} else {
+		for (i = 0; i < pages; i++)
+			count += !!(entries[i] & PAGEMAP_SWAPPED);
+	}
+	close(fd);
+	free(entries);
+	return count;
+}
+
 /* Devices */
+
+static int libc_open(const char *path, int flags)
+{
+	return open(path, flags);
+}
+
+static int libc_ioctl(int fd, unsigned long cmd, void *arg)
+{
+	return ioctl(fd, cmd, arg);
+}
+
+struct p2p_sys p2p_sys = { .open = libc_open, .ioctl = libc_ioctl };
+
+int p2p_open(const char *path, int flags)
+{
+	int fd = p2p_sys.open(path, flags | O_CLOEXEC);
+
+	return fd < 0 ? -errno : fd;
+}
+
+int p2p_ioctl(int fd, unsigned long cmd, void *arg)
+{
+	int tries;
+
+	for (tries = 1; p2p_sys.ioctl(fd, cmd, arg) < 0; tries++) {
+		if ((errno != EINTR && errno != EAGAIN) || tries == IOCTL_TRIES)
+			return -errno;
+		p2p_sleep_ms(1);
+	}
+	return 0;
+}
 
 static int dev_open(const char *driver, int id)
 {
 	char path[64];
-	int fd;
 
 	snprintf(path, sizeof(path), "/dev/%s%d", driver, id);
-	fd = open(path, O_RDWR | O_CLOEXEC);
-	return fd < 0 ? -errno : fd;
+	return p2p_open(path, O_RDWR);
 }
 
 int p2p_dev_count(const char *driver)
@@ -184,7 +241,7 @@ int p2p_dev_count(const char *driver)
 
 static int dev_ioctl(int fd, unsigned long cmd, void *arg)
 {
-	return ioctl(fd, cmd, arg) < 0 ? -errno : 0;
+	return p2p_sys.ioctl(fd, cmd, arg) < 0 ? -errno : 0;
 }
 
 int p2p_gpu_count(void)

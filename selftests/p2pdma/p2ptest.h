@@ -38,6 +38,21 @@
 /* Device nodes of a driver */
 int p2p_dev_count(const char *driver);
 
+/*
+ * How this library opens files of devices, and talks to them: the C library's
+ * functions, unless a test puts a fake device in their place
+ */
+struct p2p_sys {
+	int (*open)(const char *path, int flags);
+	int (*ioctl)(int fd, unsigned long cmd, void *arg);
+};
+
+extern struct p2p_sys p2p_sys;
+
+int p2p_open(const char *path, int flags);
+/* One that was interrupted is repeated, but not for ever */
+int p2p_ioctl(int fd, unsigned long cmd, void *arg);
+
 /* Pattern */
 
 void p2p_fill(void *buf, __u64 seed, size_t pos, size_t len);
@@ -54,6 +69,11 @@ void *p2p_alloc(size_t len);
 void *p2p_alloc_huge(size_t len);
 /* Bytes of the mapping that begins at @addr that a PMD entry maps */
 long p2p_huge_bytes(const void *addr);
+/*
+ * How many pages of the range are device private: their entries are those of
+ * a swap, which this process must not have otherwise
+ */
+long p2p_device_private(const void *addr, size_t len);
 
 /* Test GPU */
 

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 #include "nouveau.h"
 
+#include "../p2p_drm.h"
 #include "../p2ptest.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -17,46 +15,15 @@
 #include <drm/drm.h>
 #include <drm/nouveau_drm.h>
 
-/* Numbers of render nodes: include/drm/drm_file.h */
-#define FIRST_NODE	128
-#define LAST_NODE	191
-
 /* Bytes from NOUVEAU_UNMANAGED_ADDR on */
 #define UNMANAGED_SIZE	0x10000000000ULL
 
 /* BAR1, which has 64 bits, comes after BAR0, which has 32 */
 #define BAR1	1
 
-/* Bit 62 of an entry: Documentation/admin-guide/mm/pagemap.rst */
-#define PAGEMAP_SWAPPED	0x4000000000000000ULL
-
-static bool is_nouveau(int fd)
-{
-	char name[16] = "";
-	struct drm_version version = {
-		.name = name,
-		.name_len = sizeof(name) - 1,
-	};
-
-	return !ioctl(fd, DRM_IOCTL_VERSION, &version) &&
-	       !strcmp(name, "nouveau");
-}
-
 int nouveau_open_without_svm(void)
 {
-	char path[32];
-	int i, fd;
-
-	for (i = FIRST_NODE; i <= LAST_NODE; i++) {
-		snprintf(path, sizeof(path), "/dev/dri/renderD%d", i);
-		fd = open(path, O_RDWR | O_CLOEXEC);
-		if (fd < 0)
-			continue;
-		if (is_nouveau(fd))
-			return fd;
-		close(fd);
-	}
-	return -ENODEV;
+	return p2p_render_open("nouveau", NULL);
 }
 
 int nouveau_svm_init(int fd)
@@ -66,7 +33,7 @@ int nouveau_svm_init(int fd)
 		.unmanaged_size = UNMANAGED_SIZE,
 	};
 
-	return ioctl(fd, DRM_IOCTL_NOUVEAU_SVM_INIT, &args) ? -errno : 0;
+	return p2p_ioctl(fd, DRM_IOCTL_NOUVEAU_SVM_INIT, &args);
 }
 
 int nouveau_open(void)
@@ -95,7 +62,7 @@ int nouveau_to_vram(int fd, void *addr, size_t len)
 		.va_end = (uintptr_t)addr + len,
 	};
 
-	return ioctl(fd, DRM_IOCTL_NOUVEAU_SVM_BIND, &args) ? -errno : 0;
+	return p2p_ioctl(fd, DRM_IOCTL_NOUVEAU_SVM_BIND, &args);
 }
 
 int nouveau_flush(int fd)
@@ -104,28 +71,7 @@ int nouveau_flush(int fd)
 		.param = NOUVEAU_GETPARAM_PTIMER_TIME,
 	};
 
-	return ioctl(fd, DRM_IOCTL_NOUVEAU_GETPARAM, &args) ? -errno : 0;
-}
-
-long nouveau_resident(const void *addr, size_t len)
-{
-	size_t pages = len / P2P_PAGE, size = pages * sizeof(__u64), i;
-	off_t pos = (uintptr_t)addr / P2P_PAGE * sizeof(__u64);
-	__u64 *entries = malloc(size);
-	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	long count = 0;
-
-	if (!entries || fd < 0 ||
-	    pread(fd, entries, size, pos) != (ssize_t)size) {
-		count = -EIO;
-	} else {
-		for (i = 0; i < pages; i++)
-			count += !!(entries[i] & PAGEMAP_SWAPPED);
-	}
-	if (fd >= 0)
-		close(fd);
-	free(entries);
-	return count;
+	return p2p_ioctl(fd, DRM_IOCTL_NOUVEAU_GETPARAM, &args);
 }
 
 long nouveau_bar1(int fd)
@@ -154,8 +100,9 @@ long nouveau_vram_used(int fd)
 		.param = NOUVEAU_GETPARAM_VRAM_USED,
 	};
 
-	return ioctl(fd, DRM_IOCTL_NOUVEAU_GETPARAM, &args) ?
-		       -errno : (long)args.value;
+	int ret = p2p_ioctl(fd, DRM_IOCTL_NOUVEAU_GETPARAM, &args);
+
+	return ret ? ret : (long)args.value;
 }
 
 void *nouveau_gem_map(int fd, size_t len)
@@ -167,7 +114,7 @@ void *nouveau_gem_map(int fd, size_t len)
 	};
 	void *p;
 
-	if (ioctl(fd, DRM_IOCTL_NOUVEAU_GEM_NEW, &args))
+	if (p2p_ioctl(fd, DRM_IOCTL_NOUVEAU_GEM_NEW, &args))
 		return NULL;
 	p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
 		 args.info.map_handle);
@@ -181,13 +128,14 @@ long nouveau_gem_new(int fd, size_t len)
 		.info.size = len,
 	};
 
-	return ioctl(fd, DRM_IOCTL_NOUVEAU_GEM_NEW, &args) ?
-		       -errno : (long)args.info.handle;
+	int ret = p2p_ioctl(fd, DRM_IOCTL_NOUVEAU_GEM_NEW, &args);
+
+	return ret ? ret : (long)args.info.handle;
 }
 
 void nouveau_gem_close(int fd, long handle)
 {
 	struct drm_gem_close args = { .handle = handle };
 
-	ioctl(fd, DRM_IOCTL_GEM_CLOSE, &args);
+	p2p_ioctl(fd, DRM_IOCTL_GEM_CLOSE, &args);
 }

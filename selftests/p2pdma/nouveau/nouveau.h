@@ -8,7 +8,7 @@
 #ifndef NOUVEAU_H
 #define NOUVEAU_H
 
-#include <stddef.h>
+#include "../p2ptest.h"
 
 /*
  * What the GPU may use for buffers of its own, and nouveau does not map memory of
@@ -23,11 +23,12 @@ int nouveau_open_without_svm(void);
 int nouveau_svm_init(int fd);
 /* Move what can be moved. There is no telling what was */
 int nouveau_to_vram(int fd, void *addr, size_t len);
-/*
- * How many pages of the range are device private: their entries are those of
- * a swap, which this process must not have otherwise
- */
-long nouveau_resident(const void *addr, size_t len);
+/* There is no telling of which GPU a page is */
+static inline long nouveau_resident(const void *addr, size_t len)
+{
+	return p2p_device_private(addr, len);
+}
+
 /*
  * Returns when the GPU has got what the CPU has written to it so far: such writes
  * are posted, and a read of a register does not overtake them.
