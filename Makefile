@@ -5,7 +5,7 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
-variables := KDIR O QEMU CC LLVM J ONLY MINUTES SEED PERFTEST DOCTOR V
+variables := KDIR O QEMU CC LLVM J ONLY TEST FAILED REPEAT SHARD MINUTES SEED PERFTEST DOCTOR V
 given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
 $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
@@ -17,6 +17,9 @@ arguments = $(call take,KDIR,--kdir) $(call take,O,--output) \
 	$(call take,QEMU,--qemu) $(call take,CC,--cc) $(call take,LLVM,--llvm) \
 	$(call take,J,--jobs) $(if $(filter 1,$(V)),--verbose)
 only = $(call take,ONLY,--only)
+tests = $(only) $(call take,TEST,--test) \
+	$(if $(call take,FAILED,x),--failed='$(FAILED)') \
+	$(call take,REPEAT,--repeat) $(call take,SHARD,--shard)
 # The kernel's own make is started by the tool and must not see ours.
 run = unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
 	exec build/p2p --root '$(CURDIR)' $(arguments)
@@ -25,7 +28,7 @@ p2p = @harness/setup.sh && $(run)
 # Programs that are called leave nothing elsewhere.
 export TMPDIR := $(CURDIR)/build/tmp
 
-.PHONY: help setup tree export drift build demo test check bisect mutants coverage bench \
+.PHONY: help setup tree export drift build demo test list check bisect mutants coverage bench \
 	soak hw-test doctor shell clean
 
 help: ## list the targets
@@ -39,7 +42,12 @@ help: ## list the targets
 	@echo '  QEMU=path  the qemu-system-x86_64 to use'
 	@echo '  LLVM=, CC= the compiler, as for the kernel (default: gcc, or clang-19 for KASAN)'
 	@echo '  J=n        jobs at a time'
-	@echo '  ONLY=name  only this part of a target, e.g. ONLY=switch'
+	@echo '  ONLY=name  only this part of a target, e.g. ONLY=switch; * and ? are wildcards,'
+	@echo '             ! excludes: ONLY='"'"'mlx5*/switch,!*-debug/*'"'"
+	@echo '  TEST=name  only this test of the jobs in ONLY= (test)'
+	@echo '  FAILED=1   only what failed in the last run (test)'
+	@echo '  REPEAT=n   so many times, or until something fails (test)'
+	@echo '  SHARD=1/4  the first of four parts (test)'
 	@echo '  MINUTES=n  how long each job of soak takes'
 	@echo '  SEED=n     what soak does, to do it again'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
@@ -65,7 +73,11 @@ demo: ## run the main job in every topology; ends with a table
 	@harness/setup.sh demo && $(run) demo $(only)
 
 test: ## run everything; ends with "N passed, N failed, N skipped"
-	$(p2p) test $(only)
+	$(p2p) test $(tests)
+
+# It looks, and needs no packages.
+list: ## list the tests that `make test` would run with the same variables
+	@harness/setup.sh tool && $(run) test --list $(tests)
 
 mutants: ## plant defects into the series; ends with which test noticed which
 	$(p2p) mutants $(only)

@@ -91,8 +91,8 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// Runs one of [`QUICK`].
-    pub fn quick(&self, ui: &Ui, name: &str) -> Result<Vec<Outcome>> {
+    /// Runs one of [`QUICK`]; also gives whether the results were there already.
+    pub fn quick(&self, ui: &Ui, name: &str) -> Result<(Vec<Outcome>, bool)> {
         let step = ui.step(format!("run: {name}"));
         let look = || {
             Ok(match name {
@@ -116,7 +116,15 @@ impl<'a> Checker<'a> {
         } else {
             count
         });
-        Ok(outcomes)
+        Ok((outcomes, was_kept))
+    }
+
+    /// Those of [`QUICK`] whose results are there.
+    pub fn cached(&self) -> Result<Vec<&'static str>> {
+        let (kept, inputs) = (Kept::new(self.paths), self.inputs()?);
+        let mut names = QUICK.to_vec();
+        names.retain(|name| kept.has(name, inputs.clone()));
+        Ok(names)
     }
 
     /// What the results of [`QUICK`] depend on.

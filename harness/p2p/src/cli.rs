@@ -4,11 +4,13 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use crate::kernel::compiler::Compiler;
 use crate::outcome::{Usage, Verdict};
 use crate::paths::Paths;
+use crate::plan::Only;
 use crate::proc;
 use crate::setup;
 use crate::ui::Ui;
@@ -16,10 +18,11 @@ use run::Run;
 
 mod own;
 mod run;
+mod test;
 
 /// Builds the series, boots it in every topology, and judges the result.
 #[derive(Parser)]
-#[command(name = "p2p")]
+#[command(name = "p2p", version)]
 struct Cli {
     #[command(flatten)]
     options: Options,
@@ -64,6 +67,20 @@ impl Options {
     }
 }
 
+/// Which part of a command is carried out.
+#[derive(clap::Args)]
+struct Part {
+    /// Only these, with commas between; `*` and `?` are wildcards, `!` excludes (ONLY=).
+    #[arg(long, value_name = "NAMES", allow_hyphen_values = true)]
+    only: Option<String>,
+}
+
+impl Part {
+    fn only(&self) -> Result<Only> {
+        Only::new(self.only.as_deref())
+    }
+}
+
 #[derive(Subcommand)]
 enum Command {
     /// Get the programs and the base kernel.
@@ -75,36 +92,21 @@ enum Command {
     /// Fail if patches/, the tree and the mirrors differ.
     Drift,
     /// Build kernels.
-    Build {
-        #[arg(long)]
-        only: Option<String>,
-    },
+    Build(Part),
     /// Play every scenario; ends with a table.
-    Demo {
-        #[arg(long)]
-        only: Option<String>,
-    },
+    Demo(Part),
     /// Run everything; ends with the closing line.
-    Test {
-        #[arg(long)]
-        only: Option<String>,
-    },
+    Test(test::Options),
     /// Plant defects; ends with a table of which test noticed which.
-    Mutants {
-        #[arg(long)]
-        only: Option<String>,
-    },
+    Mutants(Part),
     /// Tell which lines of C that the series adds no test reaches, and why.
     Coverage,
     /// Count instructions, and judge what they come to.
-    Bench {
-        #[arg(long)]
-        only: Option<String>,
-    },
+    Bench(Part),
     /// Run the stress tests for as long as one likes; ends with the closing line.
     Soak {
-        #[arg(long)]
-        only: Option<String>,
+        #[command(flatten)]
+        part: Part,
         /// For so long (MINUTES=), and not until so much is done.
         #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
         minutes: Option<u64>,
@@ -114,15 +116,9 @@ enum Command {
     },
     /// Ask a maintainer's tools about the patches, all or a topic's; ends with the
     /// closing line.
-    Check {
-        #[arg(long)]
-        only: Option<String>,
-    },
+    Check(Part),
     /// Build and boot after each patch, all or a topic's, in each configuration.
-    Bisect {
-        #[arg(long)]
-        only: Option<String>,
-    },
+    Bisect(Part),
     /// Say what this host has and lacks, and test its GPU and NIC.
     HwTest {
         /// The host's files are below this folder; for the tool's own tests.
@@ -137,6 +133,7 @@ enum Command {
     Doctor(doctor::cli::Options),
     /// A shell in a topology.
     Shell {
+        /// A topology, or `job/topology` (ONLY=).
         #[arg(long)]
         only: Option<String>,
     },
@@ -148,7 +145,8 @@ enum Command {
 pub fn run() -> Result<Verdict> {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() => bail!(Usage(error.render().to_string())),
+        Err(error) if error.use_stderr() => bail!(Usage(in_a_line(&error))),
+        // What was asked for: help, or the version.
         Err(help) => {
             print!("{help}");
             return Ok(Verdict::Passed);
@@ -171,7 +169,11 @@ pub fn run() -> Result<Verdict> {
         options.kdir.as_deref(),
         options.output.as_deref(),
     )?;
-    let _lock = lock(&paths)?;
+    // Who only looks disturbs nobody.
+    let _lock = match &cli.command {
+        Command::Test(options) if options.list => None,
+        _ => Some(lock(&paths)?),
+    };
     Run {
         options,
         ui: &Ui::new(options.verbose),
@@ -180,6 +182,19 @@ pub fn run() -> Result<Verdict> {
         compiler,
     }
     .command(&cli.command)
+}
+
+/// What is wrong with a value, without a page of usage; of other errors all of it.
+fn in_a_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let first = text
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("error: "));
+    match (error.kind(), first) {
+        (ErrorKind::ValueValidation | ErrorKind::InvalidValue, Some(line)) => line.to_owned(),
+        _ => text,
+    }
 }
 
 /// A program by its path, or by its name as a shell finds it.
@@ -237,6 +252,26 @@ mod tests {
         for minutes in ["0", "-1", "an hour"] {
             assert_eq!(soak(&["--minutes", minutes]), None);
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_value_is_told_in_a_line() {
+        let told = |arguments: &[&str]| {
+            let error = Cli::try_parse_from(arguments).err().unwrap();
+            in_a_line(&error)
+        };
+        let line = told(&["p2p", "--jobs", "x", "test"]);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(line.starts_with("invalid value 'x' for '--jobs"), "{line}");
+        assert!(told(&["p2p", "test", "--bogus"]).contains("Usage: "));
+    }
+
+    #[test]
+    fn the_version_is_told() {
+        let said = Cli::try_parse_from(["p2p", "--version"]).err().unwrap();
+        assert!(!said.use_stderr());
+        let version = format!("p2p {}", env!("CARGO_PKG_VERSION"));
+        assert_eq!(said.to_string().trim(), version);
     }
 
     #[test]

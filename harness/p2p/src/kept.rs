@@ -38,6 +38,22 @@ impl Kept {
         Self { dir }
     }
 
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{}.json", name.replace('/', ".")))
+    }
+
+    fn record(&self, name: &str, key: &str) -> Option<Record> {
+        // One that cannot be read is as good as none.
+        let text = fs::read(self.file(name)).ok()?;
+        let record = serde_json::from_slice::<Record>(&text).ok()?;
+        (record.key == key).then_some(record)
+    }
+
+    /// Whether there are results of that name from the same inputs.
+    pub fn has(&self, name: &str, inputs: Inputs) -> bool {
+        self.record(name, &inputs.key()).is_some()
+    }
+
     /// The results of that name, and whether they were there already: if they are from
     /// the same inputs, they are not looked for again.
     pub fn or_find(
@@ -46,14 +62,11 @@ impl Kept {
         inputs: Inputs,
         find: impl FnOnce() -> Result<Vec<Outcome>>,
     ) -> Result<(Vec<Outcome>, bool)> {
-        let file = self.dir.join(format!("{}.json", name.replace('/', ".")));
         let key = inputs.key();
-        // One that cannot be read is as good as none.
-        let record = fs::read(&file).ok();
-        let record = record.and_then(|text| serde_json::from_slice::<Record>(&text).ok());
-        if let Some(record) = record.filter(|record| record.key == key) {
+        if let Some(record) = self.record(name, &key) {
             return Ok((record.outcomes, true));
         }
+        let file = self.file(name);
         let outcomes = find()?;
         let is_good = |outcome: &Outcome| outcome.status != Status::Failed;
         if !outcomes.is_empty() && outcomes.iter().all(is_good) {
@@ -68,6 +81,7 @@ impl Kept {
 }
 
 /// What results depend on.
+#[derive(Clone)]
 pub struct Inputs(Sha256);
 
 impl Inputs {
@@ -149,7 +163,9 @@ mod tests {
             Outcome::passed("a/b", "x"),
             Outcome::skipped("a/b", "x", "y"),
         );
+        assert!(!kept.has("a/b", inputs("one")));
         assert!(!find(&kept, "one", &skipped).1);
+        assert!(kept.has("a/b", inputs("one")) && !kept.has("a/b", inputs("two")));
         let (outcomes, was_kept) = find(&kept, "one", &passed);
         assert!(was_kept);
         assert_eq!(outcomes[0].status, Status::Skipped);

@@ -119,14 +119,17 @@ impl Kernels {
         tests.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The names of those that `only` picks; all that are not on demand if it
-    /// picks everything.
+    /// The names of those that `only` picks; of those on demand it must have the names.
     pub fn picked(&self, only: &Only) -> Vec<&str> {
-        let picked = self
+        let is_picked = |name: &str, kernel: &Kernel| match kernel.on_demand {
+            true => only.picks_by_name(name),
+            false => only.picks(name),
+        };
+        let kernels = self
             .0
             .iter()
-            .filter(|(name, kernel)| only.picks(name) && !(only.all() && kernel.on_demand));
-        picked.map(|(name, _)| name.as_str()).collect()
+            .filter(|(name, kernel)| is_picked(name, kernel));
+        kernels.map(|(name, _)| name.as_str()).collect()
     }
 
     /// All names.
@@ -199,8 +202,15 @@ mod tests {
         let order = kernels.in_order(&["modules", "base/kernel", "no-p2p", "plain", "rdma"]);
         assert_eq!(order, ["base/kernel", "plain", "rdma", "modules", "no-p2p"]);
         assert!(kernels.of(Source::Base).eq(["base/bench", "base/kernel"]));
-        assert!(!kernels.picked(&Only::new(None)).contains(&"drivers"));
-        assert_eq!(kernels.picked(&Only::new(Some("drivers"))), ["drivers"]);
+        assert!(
+            !kernels
+                .picked(&Only::new(None).unwrap())
+                .contains(&"drivers")
+        );
+        let picked = |text| kernels.picked(&Only::new(Some(text)).unwrap());
+        assert_eq!(picked("drivers"), ["drivers"]);
+        assert_eq!(picked("mlx5-*"), ["mlx5-built-in-no-odp"]);
+        assert!(!picked("!plain").contains(&"drivers"));
         let error = kernels.get("debgu").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
         assert!(error.to_string().contains("debug"), "{error}");

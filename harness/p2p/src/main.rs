@@ -16,6 +16,7 @@ mod check;
 mod cli;
 mod coverage;
 mod demo;
+mod durations;
 mod export;
 mod git;
 mod hw;

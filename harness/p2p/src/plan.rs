@@ -15,7 +15,6 @@ use serde::Deserialize;
 use crate::demo::Demo;
 use crate::kernel::{Built, Kernels, Source};
 use crate::logscan;
-use crate::outcome::Usage;
 use crate::paths::Paths;
 use crate::proc::{quote, tail};
 use crate::report::Outcome;
@@ -28,6 +27,11 @@ use crate::witness::speed;
 mod claims;
 mod inputs;
 mod nic;
+mod only;
+mod shard;
+
+pub use only::Only;
+pub use shard::{Shard, Unit};
 
 /// qemu/tests.toml
 #[derive(Debug, Deserialize)]
@@ -128,6 +132,8 @@ pub struct Job<'a> {
     pub kernel: String,
     topology: &'a Topology,
     spec: Spec,
+    /// The one test of its programs that it runs (`TEST=`); all if none.
+    test: Option<String>,
 }
 
 impl Plan {
@@ -173,6 +179,7 @@ impl Plan {
                     kernel: kernel.clone(),
                     topology,
                     spec: spec.clone(),
+                    test: None,
                 });
             }
         }
@@ -225,7 +232,53 @@ impl<'a> Job<'a> {
             kernel: kernel.to_owned(),
             topology,
             spec,
+            test: None,
         }
+    }
+
+    /// The name of its topology.
+    pub fn topology(&self) -> &str {
+        &self.topology.name
+    }
+
+    /// What is run in its machine, by short names.
+    pub fn runs(&self) -> Vec<String> {
+        let spec = &self.spec;
+        let programs = spec.scenarios.iter().chain(&spec.programs);
+        let mut all = Vec::from_iter(programs.map(|program| {
+            let (path, arguments) = words(program);
+            format!("{} {arguments}", split(path).1)
+                .trim_end()
+                .to_owned()
+        }));
+        all.extend(spec.pyverbs.iter().cloned());
+        all.extend(spec.commands.iter().cloned());
+        all.extend(spec.kunit.iter().map(|filter| format!("kunit {filter}")));
+        all
+    }
+
+    /// Whether it has programs, of which one test can be picked.
+    pub fn has_programs(&self) -> bool {
+        !self.spec.programs.is_empty()
+    }
+
+    /// Makes it run only that test of its programs. What it demands of all of its tests
+    /// together is not asked of one.
+    pub fn pick_test(&mut self, test: &str) {
+        let spec = &mut self.spec;
+        let mut programs = Vec::from_iter(spec.programs.iter().map(|p| with_test(p, test)));
+        programs.dedup();
+        *spec = Spec {
+            programs,
+            pyverbs: Vec::new(),
+            commands: Vec::new(),
+            kunit: None,
+            at_peer: false,
+            bounds: BTreeMap::new(),
+            at_least: None,
+            ..spec.clone()
+        };
+        self.test = Some(test.to_owned());
     }
 
     /// What it does.
@@ -316,6 +369,10 @@ impl<'a> Job<'a> {
             let ran = self.boot(booter, paths, &kernel, limit)?;
             for program in &self.spec.programs {
                 outcomes.extend(self.program(program, &ran));
+            }
+            if let Some(test) = self.test.as_ref().filter(|_| outcomes.is_empty()) {
+                let reason = format!("no program of this job has a test {test}");
+                outcomes.push(Outcome::could_not_run(&self.name, test, reason));
             }
             if self.needs_rdma_core() {
                 outcomes.extend(self.program("pyverbs", &ran));
@@ -469,6 +526,10 @@ impl<'a> Job<'a> {
         let Some(log) = ran.file(&format!("{file}.log")) else {
             return vec![Outcome::failed(&self.name, name, "it was not started")];
         };
+        // Another program of the job may have the test.
+        if self.test.is_some() && log.lines().any(|line| line == "1..0") {
+            return Vec::new();
+        }
         let cases = ktap::parse(&log);
         let all_passed = cases.iter().all(|case| case.status != Status::Failed);
         let mut outcomes: Vec<_> = cases
@@ -519,6 +580,19 @@ fn words(program: &str) -> (&str, &str) {
     program.split_once(' ').unwrap_or((program, ""))
 }
 
+/// A program with the arguments that pick one test of it, as `kselftest_harness.h` takes
+/// them; its own arguments remain as far as they exclude something.
+fn with_test(program: &str, test: &str) -> String {
+    let (path, arguments) = words(program);
+    let words = Vec::from_iter(arguments.split_whitespace());
+    let pairs = words.chunks(2);
+    let excluded = pairs.filter(|pair| matches!(pair[0], "-T" | "-F" | "-V"));
+    // `fixture.test` and `fixture.variant.test` are whole names.
+    let option = if test.contains('.') { "-r" } else { "-t" };
+    let words = [path].into_iter().chain(excluded.flatten().copied());
+    Vec::from_iter(words.chain([option, test])).join(" ")
+}
+
 /// Names the files of a program's run; with other arguments, it is another run.
 fn log_name(program: &str) -> String {
     let (path, arguments) = words(program);
@@ -566,6 +640,11 @@ fn leaks(ran: &Ran) -> Option<String> {
 }
 
 impl Same {
+    /// What its result belongs to.
+    pub fn suite(&self) -> String {
+        format!("same/{}", self.name)
+    }
+
     /// Compares the two jobs' results; nothing if one of them was not run.
     pub fn compare(&self, outcomes: &[Outcome]) -> Option<Outcome> {
         let results = |job: &str| -> BTreeMap<String, Status> {
@@ -598,64 +677,7 @@ impl Same {
             .collect();
         let what = format!("{a} and {b} come out the same, {} tests", one.len());
         let trouble = (!differ.is_empty()).then(|| differ.join("\n"));
-        Some(Outcome::unless(
-            &format!("same/{}", self.name),
-            &what,
-            trouble,
-        ))
-    }
-}
-
-/// What `ONLY=` picks: a job, a topology, or both, with commas between.
-pub struct Only(Vec<String>);
-
-impl Only {
-    /// `None` picks everything.
-    pub fn new(text: Option<&str>) -> Self {
-        let words = text.unwrap_or_default().split(',').map(str::trim);
-        Self(
-            words
-                .filter(|word| !word.is_empty())
-                .map(str::to_owned)
-                .collect(),
-        )
-    }
-
-    /// Splits off the words that are among these names.
-    pub fn split<S: AsRef<str>>(&self, names: &[S]) -> (Vec<String>, Self) {
-        let words = self.0.iter().cloned();
-        let (those, others) =
-            words.partition(|word| names.iter().any(|name| name.as_ref() == word));
-        (those, Self(others))
-    }
-
-    /// Whether everything is picked.
-    pub fn all(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether a `job/topology`, or something with one name, is picked.
-    pub fn picks(&self, name: &str) -> bool {
-        self.all()
-            || self
-                .0
-                .iter()
-                .any(|word| word == name || name.split('/').any(|part| part == word))
-    }
-
-    /// An error if a word picks nothing of these names.
-    pub fn check<S: AsRef<str>>(&self, names: &[S]) -> Result<()> {
-        let names: Vec<_> = names.iter().map(AsRef::as_ref).collect();
-        for word in &self.0 {
-            let one = Self(vec![word.clone()]);
-            if !names.iter().any(|name| one.picks(name)) {
-                bail!(Usage(format!(
-                    "ONLY={word} picks nothing; there are: {}",
-                    names.join(", ")
-                )));
-            }
-        }
-        Ok(())
+        Some(Outcome::unless(&self.suite(), &what, trouble))
     }
 }
 

@@ -1,11 +1,11 @@
 //! Results: counted, written as JSON and JUnit, and told at the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use ktap::{Case, Status};
 use quick_junit::{NonSuccessKind, Report as Junit, TestCase, TestCaseStatus, TestSuite};
 use serde::{Deserialize, Serialize};
@@ -88,15 +88,29 @@ impl Outcome {
 }
 
 /// All results of a run.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Report {
     /// In the order in which they came.
     pub outcomes: Vec<Outcome>,
     /// How long each suite took, in seconds.
     pub seconds: BTreeMap<String, f64>,
+    /// How long kernels took to build, in seconds; little if nothing had changed.
+    pub builds: BTreeMap<String, f64>,
+    /// Suites whose results were there, from the same inputs.
+    pub cached: BTreeSet<String>,
+    /// The suites that were to be run.
+    pub picked: BTreeSet<String>,
+    /// With `REPEAT=`, the round that these are the results of.
+    pub round: Option<u32>,
     /// The error that ended the run early; the outcomes are those before it.
     pub aborted: Option<String>,
 }
+
+/// The files that a run writes, and the first of them from the run before.
+const JSON: &str = "report.json";
+const JUNIT: &str = "report.xml";
+const PREVIOUS: &str = "previous.json";
 
 /// Suites that the table of the slowest lists.
 const SLOWEST: usize = 10;
@@ -155,9 +169,16 @@ impl Report {
         text
     }
 
+    /// How long suites took that were run.
+    pub fn measured(&self) -> BTreeMap<String, f64> {
+        let mut measured = self.seconds.clone();
+        measured.retain(|suite, _| !self.cached.contains(suite));
+        measured
+    }
+
     /// The suites that took longest, for who wants the run to be shorter.
     pub fn slowest(&self) -> String {
-        let mut all: Vec<_> = self.seconds.iter().collect();
+        let mut all: Vec<_> = self.seconds.iter().chain(&self.builds).collect();
         all.sort_by(|(_, one), (_, other)| other.total_cmp(one));
         all.truncate(SLOWEST);
         let mut text = String::new();
@@ -168,18 +189,44 @@ impl Report {
         text
     }
 
-    /// Removes what an earlier run wrote, so that nobody takes it for this run's.
-    pub fn forget(dir: &Path) {
-        for file in ["report.json", "report.xml"] {
-            let _ = fs::remove_file(dir.join(file));
+    /// Puts aside what an earlier run wrote, so that nobody takes it for this run's.
+    /// [`Report::previous`] still has it, also if this run is interrupted.
+    pub fn put_aside(dir: &Path) {
+        let _ = fs::rename(dir.join(JSON), dir.join(PREVIOUS));
+        let _ = fs::remove_file(dir.join(JUNIT));
+    }
+
+    /// The last run's, once it was put aside.
+    pub fn previous(dir: &Path) -> Result<Self> {
+        // Or not yet, for who only looks.
+        let files = [dir.join(JSON), dir.join(PREVIOUS)];
+        let file = files
+            .iter()
+            .find(|file| file.is_file())
+            .unwrap_or(&files[0]);
+        let text = fs::read(file).with_context(|| file.display().to_string())?;
+        serde_json::from_slice(&text).with_context(|| file.display().to_string())
+    }
+
+    /// The suites that are to be run again: those of which something failed, and those
+    /// that a run which was aborted did not come to.
+    pub fn unfinished(&self) -> BTreeSet<&str> {
+        let is_failed = |outcome: &&Outcome| outcome.status == Status::Failed;
+        let failed = self.outcomes.iter().filter(is_failed);
+        let mut suites: BTreeSet<_> = failed.map(|outcome| &*outcome.suite).collect();
+        if self.aborted.is_some() {
+            let is_there = |suite: &&str| self.outcomes.iter().any(|o| o.suite == **suite);
+            let picked = self.picked.iter().map(|suite| &**suite);
+            suites.extend(picked.filter(|suite| !is_there(suite)));
         }
+        suites
     }
 
     /// Writes report.json and report.xml.
     pub fn write(&self, dir: &Path, time: Duration) -> Result<()> {
         fs::create_dir_all(dir)?;
-        fs::write(dir.join("report.json"), serde_json::to_string_pretty(self)?)?;
-        fs::write(dir.join("report.xml"), self.junit(time).to_string()?)?;
+        fs::write(dir.join(JSON), serde_json::to_string_pretty(self)?)?;
+        fs::write(dir.join(JUNIT), self.junit(time).to_string()?)?;
         Ok(())
     }
 
@@ -212,7 +259,8 @@ impl Report {
                 }
                 None => {
                     let mut suite = TestSuite::new(outcome.suite.clone());
-                    if let Some(taken) = self.seconds.get(&outcome.suite) {
+                    let taken = self.seconds.get(&outcome.suite);
+                    if let Some(taken) = taken.or(self.builds.get(&outcome.suite)) {
                         suite.set_time(Duration::from_secs_f64(*taken));
                     }
                     suite.add_test_case(case);
@@ -304,11 +352,39 @@ mod tests {
     }
 
     #[test]
-    fn results_of_an_earlier_run_go() {
+    fn results_of_an_earlier_run_are_not_those_of_this_one() {
         let dir = tempfile::tempdir().unwrap();
+        assert!(Report::previous(dir.path()).is_err());
         report().write(dir.path(), Duration::from_secs(1)).unwrap();
-        Report::forget(dir.path());
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        for _interrupted in 0..2 {
+            Report::put_aside(dir.path());
+            let left = fs::read_dir(dir.path()).unwrap();
+            let left = Vec::from_iter(left.map(|file| file.unwrap().file_name()));
+            assert_eq!(left, [PREVIOUS]);
+            assert_eq!(Report::previous(dir.path()).unwrap().outcomes.len(), 4);
+        }
+        let new = Report::from(vec![Outcome::passed("c", "one")]);
+        new.write(dir.path(), Duration::from_secs(1)).unwrap();
+        assert_eq!(Report::previous(dir.path()).unwrap().outcomes.len(), 1);
+    }
+
+    #[test]
+    fn what_failed_or_was_not_reached_is_unfinished() {
+        let mut report = report();
+        report.picked = ["a/x", "b", "c"].map(str::to_owned).into();
+        assert_eq!(Vec::from_iter(report.unfinished()), ["a/x"]);
+        report.aborted = Some("no QEMU".to_owned());
+        assert_eq!(Vec::from_iter(report.unfinished()), ["a/x", "c"]);
+    }
+
+    #[test]
+    fn a_report_of_an_older_tool_can_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = r#"{"outcomes": [{"suite": "style", "name": "clippy", "status": "failed",
+            "reason": "", "log": []}], "seconds": {}, "aborted": null}"#;
+        fs::write(dir.path().join(JSON), old).unwrap();
+        let old = Report::previous(dir.path()).unwrap();
+        assert_eq!(Vec::from_iter(old.unfinished()), ["style"]);
     }
 
     #[test]

@@ -38,9 +38,26 @@ pub fn tools(paths: &Paths, ui: &Ui) -> Result<Tools> {
     })
 }
 
+/// Where they are, or will be.
+pub fn places(paths: &Paths) -> Tools {
+    Tools {
+        bindgen: bindgen_home(paths).join("bin/bindgen"),
+        vng_dir: virtme_ng_home(paths).join("bin"),
+    }
+}
+
+fn bindgen_home(paths: &Paths) -> PathBuf {
+    paths.cache.join("tools").join(format!("bindgen-{BINDGEN}"))
+}
+
+fn virtme_ng_home(paths: &Paths) -> PathBuf {
+    let name = format!("virtme-ng-{VIRTME_NG}");
+    paths.cache.join("tools").join(name)
+}
+
 fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
-    let home = paths.cache.join("tools").join(format!("bindgen-{BINDGEN}"));
-    let program = home.join("bin/bindgen");
+    let home = bindgen_home(paths);
+    let program = places(paths).bindgen;
     if program.is_file() {
         return Ok(program);
     }
@@ -72,11 +89,8 @@ fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
 }
 
 fn virtme_ng(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
-    let home = paths
-        .cache
-        .join("tools")
-        .join(format!("virtme-ng-{VIRTME_NG}"));
-    let bin = home.join("bin");
+    let home = virtme_ng_home(paths);
+    let bin = places(paths).vng_dir;
     // A virtual environment cannot be moved, so a mark says that it is whole.
     let whole = home.join("whole");
     if whole.is_file() && bin.join("vng").is_file() {

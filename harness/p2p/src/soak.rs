@@ -108,7 +108,7 @@ mod tests {
             .unwrap()
             .jobs(&root(), &topologies)
             .unwrap();
-        let picks = |job: &Job<'_>| Only::new(Some("stress/switch")).picks(&job.name);
+        let picks = |job: &Job<'_>| Only::new(Some("stress/switch")).unwrap().picks(&job.name);
         assert_eq!(jobs.iter().filter(|job| picks(job)).count(), 1);
         let command = |minutes| Soak::new(minutes, Some(7)).unwrap().repeat(&outcome);
         let short = "make soak ONLY=stress/switch SEED=7";

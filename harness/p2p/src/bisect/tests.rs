@@ -263,7 +263,7 @@ impl Toy {
             topologies: &topologies,
             scope: "",
         }
-        .run(&Only::new(only))
+        .run(&Only::new(only).unwrap())
         .unwrap()
     }
 

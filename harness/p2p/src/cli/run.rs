@@ -17,14 +17,13 @@ use crate::coverage::{self, Coverage};
 use crate::demo::{self, Demo};
 use crate::export;
 use crate::hw;
-use crate::kept::{self, Kept};
 use crate::kernel::build::{Broken, Builder};
 use crate::kernel::compiler::Compiler;
-use crate::kernel::{Built, Kernels, Source};
+use crate::kernel::{Built, Kernels};
 use crate::mutants::{self, Mutants};
-use crate::outcome::{Usage, Verdict, status, status_of};
+use crate::outcome::{Usage, Verdict};
 use crate::paths::Paths;
-use crate::plan::{Job, Only, Plan, Spec, kernels_for, of_machine, run_all, run_as_built};
+use crate::plan::{Job, Only, Plan, Spec, kernels_for, of_machine, run_as_built};
 use crate::proc;
 use crate::report::{Outcome, Report};
 use crate::series::Series;
@@ -34,7 +33,6 @@ use crate::topology::Topologies;
 use crate::tree;
 use crate::ui::{Ui, seconds};
 use crate::vm::Booter;
-use crate::witness::speed;
 
 /// A command with what it needs.
 pub struct Run<'a> {
@@ -81,27 +79,31 @@ impl Run<'_> {
                     }
                 }
             }
-            Command::Build { only } => {
-                let only = Only::new(only.as_deref());
+            Command::Build(part) => {
+                let only = part.only()?;
                 let all = Kernels::read(&paths.root)?;
                 only.check(&all.names())?;
-                self.build(&all, &all.picked(&only))?;
+                let picked = all.picked(&only);
+                if picked.is_empty() {
+                    only.nothing(ON_DEMAND)?;
+                }
+                self.build(&all, &picked)?;
             }
-            Command::Demo { only } => return self.demo(&Only::new(only.as_deref())),
-            Command::Test { only } => return self.test(&Only::new(only.as_deref())),
-            Command::Mutants { only } => return self.mutants(&Only::new(only.as_deref())),
+            Command::Demo(part) => return self.demo(&part.only()?),
+            Command::Test(options) => return self.test(options),
+            Command::Mutants(part) => return self.mutants(&part.only()?),
             Command::Coverage => return self.coverage(),
-            Command::Bench { only } => return self.bench(&Only::new(only.as_deref())),
+            Command::Bench(part) => return self.bench(&part.only()?),
             Command::Soak {
-                only,
+                part,
                 minutes,
                 seed,
             } => {
                 let soak = Soak::new(*minutes, *seed)?;
-                return self.soak(&soak, &Only::new(only.as_deref()));
+                return self.soak(&soak, &part.only()?);
             }
-            Command::Check { only } => return self.check(&Only::new(only.as_deref())),
-            Command::Bisect { only } => return self.bisect(&Only::new(only.as_deref())),
+            Command::Check(part) => return self.check(&part.only()?),
+            Command::Bisect(part) => return self.bisect(&part.only()?),
             Command::HwTest { sysroot, perftest } => {
                 return hw::run(paths, ui, sysroot, perftest);
             }
@@ -145,7 +147,7 @@ impl Run<'_> {
     }
 
     /// The tools are compiled while the tree is downloaded, unpacked and looked at.
-    fn tools_and(
+    pub fn tools_and(
         &self,
         look: impl FnOnce(&tree::Tree) -> Result<()>,
     ) -> Result<(setup::Tools, tree::Tree)> {
@@ -159,7 +161,7 @@ impl Run<'_> {
         })
     }
 
-    fn builder<'b>(
+    pub fn builder<'b>(
         &'b self,
         tools: &'b setup::Tools,
         tree: &'b tree::Tree,
@@ -182,7 +184,7 @@ impl Run<'_> {
         let names = OF_REPOSITORY.iter().chain(names).chain([&check::TREES]);
         let names = Vec::from_iter(names.copied());
         only.check(&[names.as_slice(), &folders].concat())?;
-        let (topics, only) = only.split(&folders);
+        let (topics, only) = only.split(&folders)?;
         let start = Instant::now();
         let (tools, tree) = self.tools_and_tree()?;
         let mut report = Report::default();
@@ -192,7 +194,7 @@ impl Run<'_> {
             let picked = names.iter().filter(|name| only.picks(name));
             for name in picked.filter(|name| !left_out.contains(name)) {
                 report.outcomes.extend(if check::QUICK.contains(name) {
-                    checker.quick(self.ui, name)?
+                    checker.quick(self.ui, name)?.0
                 } else if check::BUILDING.contains(name) {
                     checker.building(&builder, name)?
                 } else if **name == *check::TREES {
@@ -226,7 +228,7 @@ impl Run<'_> {
     }
 
     /// Writes results, and tells of them; `repeat` is the command that does one again.
-    fn tell(
+    pub fn tell(
         &self,
         report: &Report,
         dir: &Path,
@@ -254,7 +256,7 @@ impl Run<'_> {
     fn bisect(&self, only: &Only) -> Result<Verdict> {
         let topologies = Topologies::read(&self.paths.root)?;
         let series = Series::read(&self.paths.root)?;
-        let (topics, only) = only.split(&series.settings.folders());
+        let (topics, only) = only.split(&series.settings.folders())?;
         let (tools, tree) = self.tools_and_tree()?;
         let mut passed = true;
         let mut walk = |tree: &tree::Tree, scope: &str| {
@@ -286,11 +288,11 @@ impl Run<'_> {
         })
     }
 
-    fn jobs(&self) -> usize {
+    pub fn jobs(&self) -> usize {
         self.options.jobs.unwrap_or_else(setup::processors)
     }
 
-    fn booter<'b>(&'b self, tools: &'b setup::Tools, topologies: &'b Topologies) -> Booter<'b> {
+    pub fn booter<'b>(&'b self, tools: &'b setup::Tools, topologies: &'b Topologies) -> Booter<'b> {
         Booter {
             paths: self.paths,
             ui: self.ui,
@@ -364,160 +366,6 @@ impl Run<'_> {
             report.tell(|outcome| self.again(outcome, demo::repeat))
         );
         Ok(verdict(&report))
-    }
-
-    fn test(&self, only: &Only) -> Result<Verdict> {
-        let results = self.paths.results();
-        let status_file = results.join("status");
-        fs::create_dir_all(&results)?;
-        Report::forget(&results);
-        for file in [&status_file, &results.join("closing-line")] {
-            let _ = fs::remove_file(file);
-        }
-        let start = Instant::now();
-        let report = Mutex::new(Report::default());
-        let result = self.test_all(only, &report);
-        let mut report = report.into_inner().expect("no panic holds it");
-        report.aborted = result.as_ref().err().map(|error| format!("{error:#}"));
-        let result = result.map(|()| verdict(&report));
-        let usage = status_of(&result) == status::USAGE;
-        fs::write(&status_file, status_of(&result).to_string())?;
-        if !usage && !proc::interrupted() {
-            self.tell(&report, &results, start, |outcome| {
-                format!("make test ONLY={}", outcome.suite)
-            })?;
-            print!("slowest:\n{}", report.slowest());
-            if let Some(error) = &report.aborted {
-                println!("aborted, not everything was run: {error}");
-            }
-            let closing_line = report.closing_line();
-            fs::write(results.join("closing-line"), format!("{closing_line}\n"))?;
-            println!("{closing_line}");
-        }
-        result
-    }
-
-    fn test_all(&self, only: &Only, report: &Mutex<Report>) -> Result<()> {
-        let root = &self.paths.root;
-        let topologies = Topologies::read(root)?;
-        let kernels = Kernels::read(root)?;
-        let plan = Plan::read(root)?;
-        let jobs = plan.jobs(&topologies)?;
-        let mut names: Vec<_> = own::NAMES
-            .iter()
-            .chain(&check::QUICK)
-            .map(|name| (*name).to_owned())
-            .collect();
-        names.extend(kernels.tests().into_iter().map(str::to_owned));
-        names.extend(jobs.iter().map(|job| job.name.clone()));
-        only.check(&names)?;
-
-        let add = |outcomes: Vec<Outcome>| {
-            report
-                .lock()
-                .expect("no panic holds it")
-                .outcomes
-                .extend(outcomes);
-        };
-        let took = |suite: &str, start: Instant| {
-            let taken = start.elapsed().as_secs_f64();
-            let mut report = report.lock().expect("no panic holds it");
-            report.seconds.insert(suite.to_owned(), taken);
-        };
-        // Before any kernel is built: what they say is there early.
-        let look = |tree: &tree::Tree| {
-            let series = Series::read(&self.paths.root)?;
-            let checker = Checker::new(self.paths, tree, series)?;
-            let looks = own::NAMES.iter().chain(&check::QUICK);
-            let looks = looks.copied().filter(|name| only.picks(name)).collect();
-            run_all(looks, self.jobs(), |name| {
-                add(if own::NAMES.contains(&name) {
-                    own::run(name, self.paths, self.ui, tree)?
-                } else {
-                    checker.quick(self.ui, name)?
-                });
-                Ok(())
-            })
-        };
-        let (tools, tree) = self.tools_and(look)?;
-
-        let is_empty = tree.tip == tree.base;
-        let skipped = |name: &str| vec![Outcome::skipped(name, "all", "patches/ is empty")];
-        let mut picked = Vec::new();
-        for job in jobs.iter().filter(|job| only.picks(&job.name)) {
-            if is_empty && job.needs_series(&kernels)? {
-                add(skipped(&job.name));
-            } else {
-                picked.push(job);
-            }
-        }
-        let jobs = picked;
-        let mut names = kernels_for(&jobs, &kernels);
-        let picked = kernels.picked(only).into_iter();
-        let others = picked.filter(|name| kernels.is_test(name) && !names.contains(name));
-        names.extend(others.collect::<Vec<_>>());
-        if jobs.iter().any(|job| job.needs_rdma_core()) {
-            // Before jobs run side by side, of which each would do it.
-            setup::rdma_core::tests(self.paths, self.ui)?;
-        }
-        self.qemu_for(jobs.iter().copied())?;
-        let builder = self.builder(&tools, &tree, &self.compiler);
-        let booter = self.booter(&tools, &topologies);
-        let build = |name: &str| {
-            let kernel = kernels.get(name)?;
-            let is_test = kernels.is_test(name);
-            if is_test && is_empty && kernel.tree == Source::Series {
-                add(skipped(name));
-                return Ok(false);
-            }
-            let start = Instant::now();
-            let trouble = broken(builder.one(&kernels, name))?;
-            took(name, start);
-            let is_built = trouble.is_none();
-            if is_test || !is_built {
-                add(vec![Outcome::unless(
-                    name,
-                    "built without a warning",
-                    trouble,
-                )]);
-            }
-            Ok(is_built)
-        };
-        let run = |job: &Job<'_>| {
-            let start = Instant::now();
-            let (outcomes, was_kept) = if job.needs_series(&kernels)? {
-                (job.run(&booter, self.paths)?, false)
-            } else {
-                let inputs = job.inputs(&booter, self.paths)?;
-                let run = || job.run(&booter, self.paths);
-                Kept::new(self.paths).or_find(&job.name, inputs, run)?
-            };
-            took(&job.name, start);
-            let part = Report::from(outcomes);
-            let how = if was_kept {
-                kept::SAID.to_owned()
-            } else {
-                seconds(start.elapsed())
-            };
-            let speed = speed::of(&part.outcomes);
-            let speed = speed.map_or(String::new(), |told| format!("; {told}"));
-            let line = part.closing_line();
-            self.ui.say(format!("{}: {line} ({how}){speed}", job.name));
-            add(part.outcomes);
-            Ok(())
-        };
-        let names = kernels.in_order(&names);
-        let left = run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
-        for job in left {
-            let reason = format!("a kernel is not built: {}", job.needs().join(" or "));
-            add(vec![Outcome::could_not_run(&job.name, "runs", reason)]);
-        }
-        let mut report = report.lock().expect("no panic holds it");
-        for same in &plan.same {
-            let outcome = same.compare(&report.outcomes);
-            report.outcomes.extend(outcome);
-        }
-        Ok(())
     }
 
     fn bench(&self, only: &Only) -> Result<Verdict> {
@@ -622,7 +470,7 @@ impl Run<'_> {
     }
 
     /// Before jobs run side by side, of which each would get it.
-    fn qemu_for<'j>(&self, jobs: impl IntoIterator<Item = &'j Job<'j>>) -> Result<()> {
+    pub fn qemu_for<'j>(&self, jobs: impl IntoIterator<Item = &'j Job<'j>>) -> Result<()> {
         if jobs.into_iter().any(Job::is_parallel) {
             setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu.as_deref())?;
         }
@@ -663,7 +511,10 @@ const OF_REPOSITORY: [&str; 2] = ["style", "drift"];
 /// Checks that do not look at a topic by itself.
 const NOT_OF_TOPICS: [&str; 3] = ["style", "drift", check::TREES];
 
-fn verdict(report: &Report) -> Verdict {
+/// Why an `ONLY=` with wildcards picks none of them.
+pub const ON_DEMAND: &str = "kernels that are built on demand want their whole names";
+
+pub fn verdict(report: &Report) -> Verdict {
     match report.count(Status::Failed) {
         0 => Verdict::Passed,
         _ => Verdict::Failed,
@@ -672,7 +523,7 @@ fn verdict(report: &Report) -> Verdict {
 
 /// Why a kernel could not be built, if its sources are the reason. Other errors, and
 /// Ctrl-C, end the run.
-fn broken(built: Result<()>) -> Result<Option<String>> {
+pub fn broken(built: Result<()>) -> Result<Option<String>> {
     match built {
         Ok(()) => Ok(None),
         Err(error) if proc::interrupted() => Err(error),

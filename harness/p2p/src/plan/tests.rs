@@ -92,6 +92,7 @@ fn job<'a>(topology: &'a Topology) -> Job<'a> {
         kernel: "plain".into(),
         topology,
         spec: toml::from_str("name='selftest'\ntopologies=[]\nlimit=1\n").unwrap(),
+        test: None,
     }
 }
 
@@ -249,7 +250,7 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
     let demos = jobs.iter().filter(|job| job.is_demo());
     let names = Vec::from_iter(demos.map(|job| job.name.as_str()));
     let picked = |only: &str| {
-        let only = Only::new(Some(only));
+        let only = Only::new(Some(only)).unwrap();
         only.check(&names).unwrap();
         let mut picked = Vec::from_iter(names.iter().copied().filter(|name| only.picks(name)));
         picked.sort_unstable();
@@ -291,30 +292,6 @@ fn two_jobs_are_compared_test_by_test() {
             .contains("absent in b")
     );
     assert!(same.compare(&outcomes[..2]).is_none());
-}
-
-#[test]
-fn what_only_picks() {
-    let names = ["demo/switch", "selftest/switch", "selftest/iommu", "drift"];
-    let names = names.map(str::to_owned);
-    let picked = |text: &str| {
-        let only = Only::new(Some(text));
-        only.check(&names).unwrap();
-        names.iter().filter(|name| only.picks(name)).count()
-    };
-    assert_eq!(picked(""), 4);
-    assert_eq!(picked("switch"), 2);
-    assert_eq!(picked("selftest"), 2);
-    assert_eq!(picked("selftest/iommu"), 1);
-    assert_eq!(picked("drift, demo"), 2);
-    assert!(Only::new(Some("swich")).check(&names).is_err());
-    assert!(Only::new(Some("it")).check(&names).is_err());
-
-    let (topics, rest) = Only::new(Some("07-rdma,drift")).split(&["06-hmm", "07-rdma"]);
-    assert_eq!(topics, ["07-rdma"]);
-    assert!(rest.picks("drift") && !rest.picks("07-rdma"));
-    let (topics, rest) = Only::new(Some("07-rdma")).split(&["07-rdma"]);
-    assert!(topics == ["07-rdma"] && rest.all());
 }
 
 #[test]
@@ -496,4 +473,41 @@ fn nothing_runs_after_an_error() {
     let result = run_as_built(jobs, Vec::clone, &["debug", "plain"], 2, build, run);
     assert_eq!(result.unwrap_err().to_string(), "no");
     assert_eq!(*ran.lock().unwrap(), 0);
+}
+
+#[test]
+fn one_test_of_a_program() {
+    let cases = [
+        ("p2pdma/a", "x", "p2pdma/a -t x"),
+        ("p2pdma/a", "f.x", "p2pdma/a -r f.x"),
+        // What picks tests gives way, what excludes some stays and comes first.
+        ("mm/a -f f -f g", "f.v.x", "mm/a -r f.v.x"),
+        ("p/a -V runtime -t y -T z", "x", "p/a -V runtime -T z -t x"),
+    ];
+    for (program, test, wanted) in cases {
+        assert_eq!(with_test(program, test), wanted);
+    }
+    let topologies = Topologies::read(&root()).unwrap();
+    let mut job = job(topologies.get("switch").unwrap());
+    assert!(!job.has_programs());
+    let own = ["p/a -T z", "p/b", "p/a -T z"];
+    job.spec.programs = own.map(str::to_owned).to_vec();
+    job.spec.at_least = Some(7);
+    job.spec.commands = vec!["c".to_owned()];
+    assert_eq!(job.runs(), ["a -T z", "b", "a -T z", "c"]);
+    job.pick_test("x");
+    assert!(job.has_programs() && job.spec.at_least.is_none());
+    assert_eq!(job.runs(), ["a -T z -t x", "b -t x", "a -T z -t x"]);
+}
+
+#[test]
+fn a_program_may_lack_the_test_that_is_picked() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let mut job = job(topologies.get("switch").unwrap());
+    let empty = "TAP version 13\n1..0\n# PASSED: 0 / 0 tests passed.\n";
+    let (_dir, run) = ran("", &[("t.log", empty), ("t.status", "0\n")]);
+    // Without TEST= it is a program that tests nothing.
+    assert_eq!(job.program("p2pdma/t", &run)[0].status, Status::Failed);
+    job.test = Some("x".to_owned());
+    assert!(job.program("p2pdma/t", &run).is_empty());
 }

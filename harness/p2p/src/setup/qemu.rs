@@ -32,8 +32,7 @@ static INSTALL: Mutex<()> = Mutex::new(());
 
 /// A QEMU that has the device: the user's (`QEMU=`, or the one in `PATH`) or Debian's.
 pub fn with_vfio_user(paths: &Paths, ui: &Ui, chosen: Option<&Path>) -> Result<PathBuf> {
-    let users = chosen.unwrap_or(Path::new(PROGRAM));
-    if let Some(program) = found(users).filter(|program| has_device(program)) {
+    if let Some(program) = users(chosen) {
         return Ok(program);
     }
     // Jobs run side by side.
@@ -47,6 +46,16 @@ pub fn with_vfio_user(paths: &Paths, ui: &Ui, chosen: Option<&Path>) -> Result<P
         .map_err(|error| failed(&format!("a QEMU with {DEVICE}"), &error, HINT))?;
     step.done(format!("{version} unpacked"));
     cached(&tools).context("QEMU is not where it was unpacked")
+}
+
+/// The same, unless there is none yet.
+pub fn there(paths: &Paths, chosen: Option<&Path>) -> Option<PathBuf> {
+    users(chosen).or_else(|| cached(&paths.cache.join("tools")))
+}
+
+fn users(chosen: Option<&Path>) -> Option<PathBuf> {
+    let program = found(chosen.unwrap_or(Path::new(PROGRAM)))?;
+    has_device(&program).then_some(program)
 }
 
 /// The program by an absolute path, as virtme-ng wants it.
@@ -186,7 +195,11 @@ mod tests {
         script(&root.join("cache/tools/qemu-partial").join(PROGRAM), "");
         script(&users, "#!/bin/sh\necho \"${2%,help} options:\"\n");
         assert_eq!(with_vfio_user(&paths, &ui, Some(&users)).unwrap(), users);
+        assert_eq!(there(&paths, Some(&users)), Some(users.clone()));
         script(&users, "#!/bin/sh\necho not found >&2\n");
         assert_eq!(with_vfio_user(&paths, &ui, Some(&users)).unwrap(), cached);
+        assert_eq!(there(&paths, Some(&users)), Some(cached.clone()));
+        fs::remove_file(cached).unwrap();
+        assert_eq!(there(&paths, Some(&users)), None);
     }
 }

@@ -1,0 +1,361 @@
+//! `make test` and `make list`: what is picked, in what order it runs, and how often.
+
+use std::fs;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use comfy_table::{Table, presets};
+use ktap::Status;
+
+use super::own;
+use super::run::{Run, broken, verdict};
+use crate::check::{self, Checker};
+use crate::durations::Durations;
+use crate::kept::{self, Kept};
+use crate::kernel::{Kernels, Source};
+use crate::outcome::{Verdict, status, status_of};
+use crate::plan::{Job, Plan, kernels_for, run_all, run_as_built};
+use crate::proc;
+use crate::report::{Outcome, Report};
+use crate::series::Series;
+use crate::setup;
+use crate::topology::Topologies;
+use crate::tree;
+use crate::ui::seconds;
+use crate::witness::speed;
+
+mod choice;
+
+pub use choice::Options;
+use choice::{Choice, Selection, suites};
+
+impl Run<'_> {
+    pub fn test(&self, options: &Options) -> Result<Verdict> {
+        if options.list {
+            return self.list(&Choice::new(options)?);
+        }
+        let results = self.paths.results();
+        let status_file = results.join("status");
+        fs::create_dir_all(&results)?;
+        Report::put_aside(&results);
+        for file in [&status_file, &results.join("closing-line")] {
+            let _ = fs::remove_file(file);
+        }
+        let start = Instant::now();
+        let choice = Choice::new(options);
+        let (report, result) = match &choice {
+            Ok(choice) => self.rounds(choice),
+            Err(_) => (Report::default(), Ok(())),
+        };
+        let given = choice.as_ref().ok();
+        let repeat = given.and_then(|choice| choice.repeat);
+        let test = given.and_then(|choice| choice.test.clone());
+        let result = choice.and(result).map(|()| verdict(&report));
+        let usage = status_of(&result) == status::USAGE;
+        fs::write(&status_file, status_of(&result).to_string())?;
+        if !usage && !proc::interrupted() {
+            let same = Plan::read(&self.paths.root)?.same;
+            self.tell(&report, &results, start, |outcome| {
+                let only = suites(&outcome.suite, &same).join(",");
+                let test = test.as_ref().map(|test| format!(" TEST={test}"));
+                format!("make test ONLY={only}{}", test.unwrap_or_default())
+            })?;
+            print!("slowest:\n{}", report.slowest());
+            if let Some(error) = &report.aborted {
+                println!("aborted, not everything was run: {error}");
+            }
+            if let (Some(rounds), Some(round)) = (repeat, report.round) {
+                println!("{}", told(rounds, round, &report));
+            }
+            let closing_line = report.closing_line();
+            fs::write(results.join("closing-line"), format!("{closing_line}\n"))?;
+            println!("{closing_line}");
+        }
+        result
+    }
+
+    /// Runs everything that is picked, until something fails, as often as that is wanted;
+    /// gives the last round's results.
+    fn rounds(&self, choice: &Choice) -> (Report, Result<()>) {
+        let rounds = choice.repeat.unwrap_or(1);
+        let mut round = 1;
+        loop {
+            let report = Mutex::new(Report::default());
+            let result = self.test_all(choice, &report);
+            let mut report = report.into_inner().expect("no panic holds it");
+            report.round = choice.repeat.map(|_| round);
+            report.aborted = result.as_ref().err().map(|error| format!("{error:#}"));
+            let is_last = round == rounds || report.picked.is_empty();
+            if result.is_err() || is_last || verdict(&report) == Verdict::Failed {
+                return (report, result);
+            }
+            let line = report.closing_line();
+            self.ui.say(format!("round {round} of {rounds}: {line}"));
+            round += 1;
+        }
+    }
+
+    fn test_all(&self, choice: &Choice, report: &Mutex<Report>) -> Result<()> {
+        let root = &self.paths.root;
+        let topologies = Topologies::read(root)?;
+        let kernels = Kernels::read(root)?;
+        let plan = Plan::read(root)?;
+        let mut jobs = plan.jobs(&topologies)?;
+        let mut durations = Durations::read(&self.paths.results());
+        let picked = Selection {
+            choice,
+            kernels: &kernels,
+            plan: &plan,
+            jobs: &jobs,
+            durations: &durations,
+        }
+        .names(|| Report::previous(&self.paths.results()))?;
+        if picked.is_empty() {
+            let why = match (choice.failed, choice.shard) {
+                (_, Some(_)) => "nothing is left for this shard",
+                _ => "nothing that is picked failed in the last run",
+            };
+            self.ui.say(why);
+            return Ok(());
+        }
+        let is_picked = |name: &str| picked.contains(name);
+
+        let lock = || report.lock().expect("no panic holds it");
+        let add = |outcomes: Vec<Outcome>| lock().outcomes.extend(outcomes);
+        let took = |suite: &str, start: Instant, was_kept: bool| {
+            let mut report = lock();
+            let taken = start.elapsed().as_secs_f64();
+            report.seconds.insert(suite.to_owned(), taken);
+            if was_kept {
+                report.cached.insert(suite.to_owned());
+            }
+        };
+        lock().picked = picked.clone();
+        // Before any kernel is built: what they say is there early.
+        let look = |tree: &tree::Tree| {
+            let series = Series::read(&self.paths.root)?;
+            let checker = Checker::new(self.paths, tree, series)?;
+            let looks = own::NAMES.iter().chain(&check::QUICK);
+            let looks = looks.copied().filter(|name| is_picked(name)).collect();
+            run_all(looks, self.jobs(), |name| {
+                let start = Instant::now();
+                let (outcomes, was_kept) = if own::NAMES.contains(&name) {
+                    (own::run(name, self.paths, self.ui, tree)?, false)
+                } else {
+                    checker.quick(self.ui, name)?
+                };
+                took(name, start, was_kept);
+                add(outcomes);
+                Ok(())
+            })
+        };
+        let (tools, tree) = self.tools_and(look)?;
+
+        let is_empty = tree.tip == tree.base;
+        let skipped = |name: &str| vec![Outcome::skipped(name, "all", "patches/ is empty")];
+        if let Some(test) = &choice.test {
+            jobs.iter_mut().for_each(|job| job.pick_test(test));
+        }
+        let mut to_run = Vec::new();
+        for job in jobs.iter().filter(|job| is_picked(&job.name)) {
+            if is_empty && job.needs_series(&kernels)? {
+                add(skipped(&job.name));
+            } else {
+                to_run.push(job);
+            }
+        }
+        let jobs = to_run;
+        let mut names = kernels_for(&jobs, &kernels);
+        let others = kernels.tests().into_iter();
+        let others = others.filter(|name| is_picked(name) && !names.contains(name));
+        names.extend(others.collect::<Vec<_>>());
+        if jobs.iter().any(|job| job.needs_rdma_core()) {
+            // Before jobs run side by side, of which each would do it.
+            setup::rdma_core::tests(self.paths, self.ui)?;
+        }
+        self.qemu_for(jobs.iter().copied())?;
+        let builder = self.builder(&tools, &tree, &self.compiler);
+        let booter = self.booter(&tools, &topologies);
+        // With REPEAT=, nothing that is started after a failure hides it.
+        let has_failed = AtomicBool::new(false);
+        let is_over = || choice.repeat.is_some() && has_failed.load(Ordering::SeqCst);
+        let note = |outcomes: &[Outcome]| {
+            let mut all = outcomes.iter();
+            if all.any(|outcome| outcome.status == Status::Failed) {
+                has_failed.store(true, Ordering::SeqCst);
+            }
+        };
+        note(&lock().outcomes);
+        let build = |name: &str| {
+            if is_over() {
+                return Ok(false);
+            }
+            let kernel = kernels.get(name)?;
+            let is_test = kernels.is_test(name);
+            if is_test && is_empty && kernel.tree == Source::Series {
+                add(skipped(name));
+                return Ok(false);
+            }
+            let start = Instant::now();
+            let trouble = broken(builder.one(&kernels, name))?;
+            let taken = start.elapsed().as_secs_f64();
+            lock().builds.insert(name.to_owned(), taken);
+            let is_built = trouble.is_none();
+            if is_test || !is_built {
+                let outcome = Outcome::unless(name, "built without a warning", trouble);
+                note(std::slice::from_ref(&outcome));
+                add(vec![outcome]);
+            }
+            Ok(is_built)
+        };
+        let run = |job: &Job<'_>| {
+            if is_over() {
+                return Ok(());
+            }
+            let start = Instant::now();
+            // One test, or one more round, is not what the cache is of.
+            let is_cacheable = choice.test.is_none() && choice.repeat.is_none();
+            let (outcomes, was_kept) = if job.needs_series(&kernels)? || !is_cacheable {
+                (job.run(&booter, self.paths)?, false)
+            } else {
+                let inputs = job.inputs(&booter, self.paths)?;
+                let run = || job.run(&booter, self.paths);
+                Kept::new(self.paths).or_find(&job.name, inputs, run)?
+            };
+            took(&job.name, start, was_kept);
+            note(&outcomes);
+            let part = Report::from(outcomes);
+            let how = if was_kept {
+                kept::SAID.to_owned()
+            } else {
+                seconds(start.elapsed())
+            };
+            let speed = speed::of(&part.outcomes);
+            let speed = speed.map_or(String::new(), |told| format!("; {told}"));
+            let line = part.closing_line();
+            self.ui.say(format!("{}: {line} ({how}){speed}", job.name));
+            add(part.outcomes);
+            Ok(())
+        };
+        let names = kernels.in_order(&names);
+        let left = run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
+        for job in left.into_iter().filter(|_| !is_over()) {
+            let reason = format!("a kernel is not built: {}", job.needs().join(" or "));
+            add(vec![Outcome::could_not_run(&job.name, "runs", reason)]);
+        }
+        let mut report = lock();
+        // One test alone need not come out the same.
+        for same in plan.same.iter().filter(|_| choice.test.is_none()) {
+            let outcome = same.compare(&report.outcomes);
+            report.outcomes.extend(outcome);
+        }
+        // All shards are made of the same times, also if one runs after another.
+        if choice.shard.is_none() && choice.test.is_none() {
+            durations.update(&self.paths.results(), report.measured())?;
+        }
+        Ok(())
+    }
+
+    /// Prints what would be run.
+    fn list(&self, choice: &Choice) -> Result<Verdict> {
+        let root = &self.paths.root;
+        let topologies = Topologies::read(root)?;
+        let kernels = Kernels::read(root)?;
+        let plan = Plan::read(root)?;
+        let mut jobs = plan.jobs(&topologies)?;
+        let durations = Durations::read(&self.paths.results());
+        let selection = Selection {
+            choice,
+            kernels: &kernels,
+            plan: &plan,
+            jobs: &jobs,
+            durations: &durations,
+        };
+        let picked = selection.names(|| Report::previous(&self.paths.results()))?;
+        let all = selection.all();
+        if let Some(test) = &choice.test {
+            jobs.iter_mut().for_each(|job| job.pick_test(test));
+        }
+        let checks = self.cached_checks().unwrap_or_default();
+        let tools = setup::places(self.paths);
+        let booter = self.booter(&tools, &topologies);
+        let is_cached = |job: &Job<'_>| -> Result<&str> {
+            if job.needs_series(&kernels)? || choice.test.is_some() || choice.repeat.is_some() {
+                return Ok("never");
+            }
+            let has_qemu = || setup::qemu::there(self.paths, self.qemu.as_deref()).is_some();
+            if job.is_parallel() && !has_qemu() {
+                return Ok("no");
+            }
+            // Without its kernel there is nothing to compare.
+            let inputs = job.inputs(&booter, self.paths).ok();
+            let kept = Kept::new(self.paths);
+            Ok(
+                match inputs.is_some_and(|inputs| kept.has(&job.name, inputs)) {
+                    true => "yes",
+                    false => "no",
+                },
+            )
+        };
+        let mut table = Table::new();
+        table.load_preset(presets::ASCII_MARKDOWN);
+        table.set_header(["name", "topology", "kernel", "runs", "cached", "last time"]);
+        // In the order of what ONLY= knows: checks, kernels, jobs.
+        for name in all.iter().filter(|name| picked.contains(*name)) {
+            let last = durations.get(name).map(Duration::from_secs_f64);
+            let last = last.map_or("-".to_owned(), seconds);
+            let mut row = vec![name.clone()];
+            if let Some(job) = jobs.iter().find(|job| job.name == *name) {
+                let runs = job.runs().join(", ");
+                row.extend([job.topology().to_owned(), job.needs().join(", "), runs]);
+                row.push(is_cached(job)?.to_owned());
+            } else if kernels.is_test(name) {
+                row.extend(["-", name, "a build without a warning", "-"].map(str::to_owned));
+            } else {
+                let cached = match name.as_str() {
+                    name if checks.contains(&name) => "yes",
+                    name if check::QUICK.contains(&name) => "no",
+                    _ => "never",
+                };
+                row.extend(["-", "-", "a check", cached].map(str::to_owned));
+            }
+            row.push(last);
+            table.add_row(row);
+        }
+        println!("{table}");
+        Ok(Verdict::Passed)
+    }
+
+    /// Checks whose results are in the cache. Without a tree there are none.
+    fn cached_checks(&self) -> Result<Vec<&'static str>> {
+        let tree = tree::open(self.paths)?;
+        Checker::new(self.paths, &tree, Series::read(&self.paths.root)?)?.cached()
+    }
+}
+
+/// What the user is told of rounds in the end.
+fn told(rounds: u32, round: u32, report: &Report) -> String {
+    let end = match (&report.aborted, verdict(report)) {
+        (Some(_), _) => format!("round {round} was aborted"),
+        (None, Verdict::Failed) => format!("round {round} failed"),
+        (None, Verdict::Passed) => format!("no failure in {round} rounds"),
+    };
+    format!("REPEAT={rounds}: {end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_end_with_the_first_failure() {
+        let mut report = Report::from(vec![Outcome::passed("a", "x")]);
+        assert_eq!(told(9, 9, &report), "REPEAT=9: no failure in 9 rounds");
+        report.outcomes.push(Outcome::failed("a", "y", "no"));
+        assert_eq!(told(9, 3, &report), "REPEAT=9: round 3 failed");
+        report.aborted = Some("no QEMU".to_owned());
+        assert_eq!(told(9, 1, &report), "REPEAT=9: round 1 was aborted");
+    }
+}
