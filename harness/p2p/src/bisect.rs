@@ -20,7 +20,7 @@ use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
 use crate::git::ask;
-use crate::kernel::build::{Builder, Make};
+use crate::kernel::build::{self, Builder, Make};
 use crate::kernel::compiler::Compiler;
 use crate::kernel::{Built, Kernels, config};
 use crate::logscan;
@@ -168,7 +168,22 @@ impl Bisect<'_> {
 
     /// What failed.
     pub fn failures(&self, rows: &[Row]) -> String {
-        failures(rows, self.scope)
+        failures(rows, self.scope, |row| self.paths.short(&self.log(row)))
+    }
+
+    /// What a step said that failed.
+    fn log(&self, row: &Row) -> PathBuf {
+        let (name, number) = (&row.configuration, row.number);
+        match row.booted {
+            Some(_) => {
+                let dir = self.booter.dir(&format!("bisect/{name}/{number}"));
+                dir.join("console.log")
+            }
+            None => {
+                let log = build::log(self.paths, &format!("bisect-{name}"));
+                log.with_extension(format!("log.{number}"))
+            }
+        }
     }
 
     /// Where the table is.
@@ -632,17 +647,18 @@ pub fn table(rows: &[Row]) -> String {
 }
 
 /// What failed, with what repeats it.
-fn failures(rows: &[Row], scope: &str) -> String {
+fn failures(rows: &[Row], scope: &str, log: impl Fn(&Row) -> String) -> String {
     let comma = if scope.is_empty() { "" } else { "," };
     let failed = rows.iter().filter_map(|row| {
         let trouble = row.trouble.as_ref()?;
         Some(format!(
             "\nFAILED {0}, patch {1}: {2}\n{3}\n    \
-             to repeat: make bisect ONLY={scope}{comma}{0}/{1}\n",
+             to repeat: make bisect ONLY={scope}{comma}{0}/{1}\n    log: {4}\n",
             row.configuration,
             row.number,
             row.subject,
-            indent(trouble)
+            indent(trouble),
+            log(row)
         ))
     });
     failed.collect()

@@ -17,7 +17,7 @@ use crate::git::ask;
 use crate::kept::{self, Inputs, Kept};
 use crate::kernel::build::Builder;
 use crate::paths::Paths;
-use crate::proc::{output, shown, tail};
+use crate::proc::{output, shown};
 use crate::report::Outcome;
 use crate::series::Series;
 use crate::tree::Tree;
@@ -214,13 +214,13 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Passed if a tool said nothing; else what it said, and how to ask it again.
+/// Passed if a tool said nothing; else all that it said, and how to ask it again.
 fn outcome(suite: &str, name: &str, said: Vec<String>, command: &Command) -> Outcome {
     let trouble = (!said.is_empty()).then(|| {
         let dir = command.get_current_dir().unwrap_or(Path::new("."));
         let (all, shown) = (said.join("\n"), shown(command));
         let shown = if shown.len() < 2000 { &shown } else { suite };
-        format!("{}\nby: cd {} && {shown}", tail(&all, 40), dir.display())
+        format!("{all}\nby: cd {} && {shown}", dir.display())
     });
     Outcome::unless(suite, name, trouble)
 }

@@ -12,6 +12,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::Built;
+use crate::paths::Paths;
 use crate::proc::quote;
 use crate::report::Outcome;
 use crate::topology::{Kind, Models, Scenario, Topology, connectx};
@@ -56,12 +57,16 @@ pub struct Row {
     pub played: Option<Played>,
     /// Why it does not count as passed.
     pub trouble: Option<String>,
+    /// What the program said.
+    #[serde(skip)]
+    pub log: PathBuf,
 }
 
 impl Row {
     /// As a test of a job.
-    pub fn outcome(&self, job: &str) -> Outcome {
-        Outcome::unless(job, &self.scenario, self.trouble.clone())
+    pub fn outcome(&self, job: &str, paths: &Paths) -> Outcome {
+        let outcome = Outcome::unless(job, &self.scenario, self.trouble.clone());
+        outcome.with_log(paths.short(&self.log))
     }
 }
 
@@ -168,6 +173,7 @@ impl Demo<'_> {
             scenario: scenario.name.clone(),
             played,
             trouble: (!wrong.is_empty()).then(|| wrong.join("\n")),
+            log: ran.log_of(&file),
         }
     }
 }

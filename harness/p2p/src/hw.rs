@@ -77,7 +77,8 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
         file.with_extension("json"),
         serde_json::to_string_pretty(&record)?,
     )?;
-    let report = Report::from(outcomes);
+    let mut report = Report::from(outcomes);
+    report.write_logs(&paths.logs(), |file| paths.short(file))?;
     print!(
         "{}{}",
         table(&measured),

@@ -94,6 +94,11 @@ impl Paths {
         self.work.join("linux")
     }
 
+    /// What builds and checks have said.
+    pub fn logs(&self) -> PathBuf {
+        self.build().join("logs")
+    }
+
     /// Results of the last demo or test.
     pub fn results(&self) -> PathBuf {
         self.build().join("results")

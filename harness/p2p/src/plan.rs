@@ -241,6 +241,11 @@ impl<'a> Job<'a> {
         &self.topology.name
     }
 
+    /// Seconds until its machine counts as hung.
+    pub fn limit(&self) -> u64 {
+        self.spec.limit
+    }
+
     /// What is run in its machine, by short names.
     pub fn runs(&self) -> Vec<String> {
         let spec = &self.spec;
@@ -363,23 +368,29 @@ impl<'a> Job<'a> {
         let mut outcomes = Vec::new();
         let ran = if let Some(demo) = self.demo(booter, paths) {
             let (rows, ran) = demo.play(booter)?;
-            outcomes.extend(rows.iter().map(|row| row.outcome(&self.name)));
+            let rows = rows.iter();
+            outcomes.extend(rows.map(|row| row.outcome(&self.name, paths)));
             ran
         } else {
             let ran = self.boot(booter, paths, &kernel, limit)?;
-            for program in &self.spec.programs {
-                outcomes.extend(self.program(program, &ran));
+            let program = |program: &str| {
+                let log = paths.short(&ran.log_of(&log_name(program)));
+                let outcomes = self.program(program, &ran).into_iter();
+                outcomes.map(move |outcome| outcome.with_log(log.clone()))
+            };
+            for name in &self.spec.programs {
+                outcomes.extend(program(name));
             }
             if let Some(test) = self.test.as_ref().filter(|_| outcomes.is_empty()) {
                 let reason = format!("no program of this job has a test {test}");
                 outcomes.push(Outcome::could_not_run(&self.name, test, reason));
             }
             if self.needs_rdma_core() {
-                outcomes.extend(self.program("pyverbs", &ran));
+                outcomes.extend(program("pyverbs"));
             }
             if !self.spec.commands.is_empty() {
                 let commands = self.spec.commands.iter();
-                let told = Vec::from_iter(commands.flat_map(|name| self.program(name, &ran)));
+                let told = Vec::from_iter(commands.flat_map(|name| program(name)));
                 if self.spec.models().has_connectx(self.spec.machine) {
                     let trouble = claims::contradicted(&told, &ran);
                     outcomes.push(Outcome::unless(&self.name, "the NIC's log agrees", trouble));
@@ -411,6 +422,11 @@ impl<'a> Job<'a> {
                 "no memory is leaked",
                 leaks(&ran),
             ));
+        }
+        // Of the rest the console tells most; its folder has everything.
+        let console = paths.short(&ran.console());
+        for outcome in &mut outcomes {
+            outcome.log_file.get_or_insert_with(|| console.clone());
         }
         Ok(outcomes)
     }
@@ -607,18 +623,15 @@ fn log_name(program: &str) -> String {
 
 /// What came of a job's machine itself.
 pub fn of_machine(job: &str, ran: &Ran, allowed: &[String], paths: &Paths) -> Vec<Outcome> {
-    let trouble = ran.trouble().map(|trouble| {
-        let log = paths.short(&ran.dir.join("console.log"));
-        format!("{trouble}\nThe whole log: {log}")
-    });
-    let mut outcomes = vec![
-        Outcome::unless(job, "the machine ends well", trouble),
-        Outcome::unless(job, "a quiet kernel log", loud(ran, allowed)),
-    ];
+    let mut machine = Outcome::unless(job, "the machine ends well", ran.trouble());
+    machine.seconds = Some(ran.time.as_secs_f64());
+    let quiet = Outcome::unless(job, "a quiet kernel log", loud(ran, allowed));
+    let mut outcomes = vec![machine, quiet];
     if let Some(complaint) = &ran.witness {
         outcomes.push(Outcome::unless(job, "the NIC's witness", complaint.clone()));
     }
-    outcomes
+    let log = |outcome: Outcome| outcome.with_log(paths.short(&ran.console()));
+    outcomes.into_iter().map(log).collect()
 }
 
 fn loud(ran: &Ran, allowed: &[String]) -> Option<String> {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -10,6 +10,7 @@ use ktap::{Case, Status};
 use quick_junit::{NonSuccessKind, Report as Junit, TestCase, TestCaseStatus, TestSuite};
 use serde::{Deserialize, Serialize};
 
+use crate::proc::tail;
 use crate::ui::seconds;
 use crate::vm::indent;
 
@@ -29,6 +30,12 @@ pub struct Outcome {
     /// It failed because something that it needs is not there: an error in JUnit's words.
     #[serde(default)]
     pub could_not_run: bool,
+    /// The file that says more, as seen from the repository.
+    #[serde(default)]
+    pub log_file: Option<String>,
+    /// How long it took, where that is known, in seconds.
+    #[serde(default)]
+    pub seconds: Option<f64>,
 }
 
 impl Outcome {
@@ -63,6 +70,12 @@ impl Outcome {
         }
     }
 
+    /// With the file that says more, as seen from the repository.
+    pub fn with_log(mut self, file: String) -> Self {
+        self.log_file = Some(file);
+        self
+    }
+
     /// A test of a KTAP report.
     pub fn from_ktap(suite: &str, program: &str, case: Case) -> Self {
         let mut outcome = Self::new(
@@ -83,6 +96,8 @@ impl Outcome {
             reason,
             log: Vec::new(),
             could_not_run: false,
+            log_file: None,
+            seconds: None,
         }
     }
 }
@@ -93,6 +108,8 @@ impl Outcome {
 pub struct Report {
     /// In the order in which they came.
     pub outcomes: Vec<Outcome>,
+    /// The machine that it ran on.
+    pub host: String,
     /// How long each suite took, in seconds.
     pub seconds: BTreeMap<String, f64>,
     /// How long kernels took to build, in seconds; little if nothing had changed.
@@ -176,15 +193,19 @@ impl Report {
         measured
     }
 
-    /// The suites that took longest, for who wants the run to be shorter.
+    /// The suites and builds that took longest, for who wants the run to be shorter.
     pub fn slowest(&self) -> String {
-        let mut all: Vec<_> = self.seconds.iter().chain(&self.builds).collect();
-        all.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        let suites = self.seconds.iter();
+        let suites = suites.map(|(suite, taken)| (taken, suite.clone()));
+        let builds = self.builds.iter();
+        let builds = builds.map(|(kernel, taken)| (taken, format!("build of kernel {kernel}")));
+        let mut all = Vec::from_iter(suites.chain(builds));
+        all.sort_by(|(one, _), (other, _)| other.total_cmp(one));
         all.truncate(SLOWEST);
         let mut text = String::new();
-        for (suite, taken) in all {
+        for (taken, what) in all {
             let taken = seconds(Duration::from_secs_f64(*taken));
-            text.push_str(&format!("{taken:>12}  {suite}\n"));
+            text.push_str(&format!("{taken:>12}  {what}\n"));
         }
         text
     }
@@ -222,6 +243,27 @@ impl Report {
         suites
     }
 
+    /// Writes a log for each suite with failures that have none, of all that is known of
+    /// them. `short` gives a path as seen from the repository.
+    pub fn write_logs(&mut self, dir: &Path, short: impl Fn(&Path) -> String) -> Result<()> {
+        let is_without =
+            |outcome: &&mut Outcome| outcome.status == Status::Failed && outcome.log_file.is_none();
+        let mut logs = BTreeMap::<PathBuf, String>::new();
+        for outcome in self.outcomes.iter_mut().filter(is_without) {
+            let name = format!("{}.log", outcome.suite.replace('/', "-"));
+            let file = dir.join(name);
+            let (reason, log) = (&outcome.reason, outcome.log.join("\n"));
+            let text = format!("{}: {}\n{reason}\n{log}\n", outcome.suite, outcome.name);
+            outcome.log_file = Some(short(&file));
+            logs.entry(file).or_default().push_str(&text);
+        }
+        for (file, text) in logs {
+            fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+            fs::write(&file, text).with_context(|| file.display().to_string())?;
+        }
+        Ok(())
+    }
+
     /// Writes report.json and report.xml.
     pub fn write(&self, dir: &Path, time: Duration) -> Result<()> {
         fs::create_dir_all(dir)?;
@@ -246,7 +288,13 @@ impl Report {
             if !outcome.reason.is_empty() {
                 status.set_message(outcome.reason.clone());
             }
+            if let (Status::Failed, Some(file)) = (outcome.status, &outcome.log_file) {
+                status.set_description(format!("log: {file}"));
+            }
             let mut case = TestCase::new(outcome.name.clone(), status);
+            if let Some(taken) = outcome.seconds {
+                case.set_time(Duration::from_secs_f64(taken));
+            }
             if !outcome.log.is_empty() {
                 case.set_system_out(outcome.log.join("\n"));
             }
@@ -258,7 +306,7 @@ impl Report {
                     suite.add_test_case(case);
                 }
                 None => {
-                    let mut suite = TestSuite::new(outcome.suite.clone());
+                    let mut suite = self.suite(&outcome.suite);
                     let taken = self.seconds.get(&outcome.suite);
                     if let Some(taken) = taken.or(self.builds.get(&outcome.suite)) {
                         suite.set_time(Duration::from_secs_f64(*taken));
@@ -271,28 +319,55 @@ impl Report {
         if let Some(error) = &self.aborted {
             let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
             status.set_message(error.clone());
-            let mut suite = TestSuite::new("run");
+            let mut suite = self.suite("run");
             suite.add_test_case(TestCase::new("is not aborted", status));
             suites.push(suite);
+        }
+        for suite in &mut suites {
+            // The only test of a suite took as long as the suite.
+            if let ([case], Some(taken)) = (&mut suite.test_cases[..], suite.time) {
+                case.time.get_or_insert(taken);
+            }
         }
         junit.add_test_suites(suites);
         junit
     }
+
+    fn suite(&self, name: &str) -> TestSuite {
+        let mut suite = TestSuite::new(name);
+        suite
+            .extra
+            .insert("hostname".into(), self.host.as_str().into());
+        suite
+    }
 }
 
-/// Lines of a test's log that are shown.
+/// The name of this machine.
+pub fn host() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// Lines of a reason, and of a test's log, that are shown: the last ones.
+const SHOWN_REASON: usize = 40;
 const SHOWN: usize = 20;
 
 fn failure(outcome: &Outcome, repeat: &str) -> String {
     let mut text = format!("FAILED {}: {}\n", outcome.suite, outcome.name);
     if !outcome.reason.is_empty() {
-        text.push_str(&format!("{}\n", indent(&outcome.reason)));
+        text.push_str(&format!(
+            "{}\n",
+            indent(&tail(&outcome.reason, SHOWN_REASON))
+        ));
     }
     let from = outcome.log.len().saturating_sub(SHOWN);
     if !outcome.log.is_empty() {
         text.push_str(&format!("{}\n", indent(&outcome.log[from..].join("\n"))));
     }
     text.push_str(&format!("    to repeat: {repeat}\n"));
+    if let Some(file) = &outcome.log_file {
+        text.push_str(&format!("    log: {file}\n"));
+    }
     text
 }
 
@@ -349,6 +424,67 @@ mod tests {
             "{text}"
         );
         assert!(xml(&report).contains("time=\"61.000\""), "{}", xml(&report));
+    }
+
+    #[test]
+    fn junit_has_times_and_the_host() {
+        let mut report = report();
+        report.host = "lab3".to_owned();
+        report.outcomes[0].seconds = Some(4.0);
+        report.seconds.insert("a/x".to_owned(), 5.0);
+        report.outcomes.push(Outcome::passed("plain", "built"));
+        report.builds.insert("plain".to_owned(), 600.0);
+        let text = xml(&report);
+        assert_eq!(text.matches("hostname=\"lab3\"").count(), 3, "{text}");
+        let case = |name: &str| {
+            let (_, case) = text
+                .split_once(&format!("<testcase name=\"{name}\""))
+                .unwrap();
+            let (case, _) = case.split_once('>').unwrap();
+            let time = case
+                .split_once("time=\"")
+                .map(|(_, time)| time.split('"').next());
+            time.flatten().map(str::to_owned)
+        };
+        assert_eq!(case("one").as_deref(), Some("4.000"));
+        assert_eq!(case("two"), None);
+        assert_eq!(case("built").as_deref(), Some("600.000"));
+        assert!(
+            report
+                .slowest()
+                .contains("10 min 0 s  build of kernel plain\n")
+        );
+    }
+
+    #[test]
+    fn every_failure_names_a_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = dir.path().join("logs");
+        let mut report = report();
+        let long = Vec::from_iter((0..100).map(|line| format!("line {line}"))).join("\n");
+        report.outcomes.push(Outcome::failed("same/x", "y", long));
+        let other = Outcome::could_not_run("m/switch", "runs", "no kernel");
+        report
+            .outcomes
+            .push(other.with_log("build/logs/build-plain.log".to_owned()));
+        report
+            .write_logs(&logs, |file| {
+                format!("L/{}", file.file_name().unwrap().display())
+            })
+            .unwrap();
+        let is_named = |outcome: &Outcome| outcome.log_file.is_some();
+        let failed = |outcome: &Outcome| outcome.status == Status::Failed;
+        assert!(report.outcomes.iter().all(|o| is_named(o) == failed(o)));
+        let text = report.tell(|_| "make".to_owned());
+        assert_eq!(text.matches("FAILED").count(), 3);
+        let named = ["a-x.log", "same-x.log"].map(|name| format!("    log: L/{name}\n"));
+        assert!(named.iter().all(|line| text.contains(line)), "{text}");
+        assert!(text.contains("    log: build/logs/build-plain.log\n"));
+        // What is not shown is in the log.
+        assert!(!text.contains("line 0\n") && text.contains("line 99\n"));
+        let log = fs::read_to_string(logs.join("same-x.log")).unwrap();
+        assert!(log.contains("same/x: y\nline 0\n"), "{log}");
+        assert!(xml(&report).contains("log: L/a-x.log"));
     }
 
     #[test]

@@ -104,6 +104,17 @@ impl Ran {
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// What the kernel said.
+    pub fn console(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
+
+    /// What a program of that name said; if it was not started, the kernel.
+    pub fn log_of(&self, name: &str) -> PathBuf {
+        let log = self.dir.join("out").join(format!("{name}.log"));
+        if log.is_file() { log } else { self.console() }
+    }
+
     /// What went wrong with the machine itself, if anything did.
     pub fn trouble(&self) -> Option<String> {
         let what = match &self.end {
@@ -120,8 +131,9 @@ impl Ran {
             End::Lost => "the machine went away before the job ended".to_owned(),
         };
         Some(format!(
-            "{what}\nThe last lines of its console:\n{}",
-            indent(&tail(&self.console, 25))
+            "{what}\nThe last lines of its console:\n{}\nThe whole log: {}",
+            indent(&tail(&self.console, 25)),
+            self.console().display()
         ))
     }
 }

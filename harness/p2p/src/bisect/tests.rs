@@ -128,12 +128,14 @@ fn the_table_and_what_failed() {
         "{table}"
     );
     assert!(lines[3].contains(" - "), "{table}");
-    assert!(failures(&rows, "1-mm").contains("make bisect ONLY=1-mm,i386/1"));
-    let told = failures(&rows, "");
+    let failures = |scope| failures(&rows, scope, |row| format!("L/{}", row.number));
+    assert!(failures("1-mm").contains("make bisect ONLY=1-mm,i386/1"));
+    let told = failures("");
     assert!(
         told.contains("error: no") && told.contains("make bisect ONLY=i386/1"),
         "{told}"
     );
+    assert!(told.contains("    log: L/1\n"), "{told}");
 }
 
 /// Paths of a repository in that directory.
@@ -236,6 +238,10 @@ impl Toy {
     }
 
     fn run(&self, only: Option<&str>) -> Vec<Row> {
+        self.with(|bisect| bisect.run(&Only::new(only).unwrap()).unwrap())
+    }
+
+    fn with<T>(&self, run: impl FnOnce(&Bisect<'_>) -> T) -> T {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let topologies = Topologies::read(&repository).unwrap();
         let ui = crate::ui::Ui::new(false);
@@ -243,7 +249,7 @@ impl Toy {
             bindgen: self.dir.path().join("bindgen"),
             vng_dir: self.dir.path().join("bin"),
         };
-        Bisect {
+        run(&Bisect {
             paths: &self.paths,
             builder: &Builder {
                 paths: &self.paths,
@@ -262,9 +268,7 @@ impl Toy {
             },
             topologies: &topologies,
             scope: "",
-        }
-        .run(&Only::new(only).unwrap())
-        .unwrap()
+        })
     }
 
     fn config(&self) -> String {
@@ -288,6 +292,16 @@ fn each_patch_is_built_and_what_it_breaks_is_told() {
     assert_eq!(warned, "new warnings:\na.c: warning: another");
     let broken = rows[2].trouble.as_ref().unwrap();
     assert!(broken.contains("a.c:1:1: error: broken"), "{broken}");
+
+    let told = toy.with(|bisect| bisect.failures(&rows));
+    let logs = told
+        .lines()
+        .filter_map(|line| line.strip_prefix("    log: "));
+    let logs = Vec::from_iter(logs.map(|log| toy.paths.root.join(log)));
+    assert!(
+        logs.len() == 2 && logs.iter().all(|log| log.is_file()),
+        "{told}"
+    );
 }
 
 #[test]

@@ -217,7 +217,7 @@ pub fn docs(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
         // Pages of other folders are not there.
         about.retain(|line| !is_elsewhere(line));
         if !status.success() {
-            about.push(crate::proc::tail(&err, 10));
+            about.push(err.trim_end().to_owned());
         }
         outcomes.push(outcome("docs", &folder, about, &command));
     }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::Checker;
 use crate::export::COVER_MAIL;
 use crate::git::{ask, git};
-use crate::proc::{output, tail};
+use crate::proc::output;
 use crate::recipients::{Directory, Recipients};
 use crate::report::Outcome;
 use crate::series::{Fit, How, name};
@@ -57,7 +57,7 @@ fn apply(checker: &Checker<'_>, patches: &[PathBuf], dir: &Path) -> Result<Optio
     am.args(patches);
     let (status, out, err) = output(&mut am)?;
     if !status.success() {
-        return Ok(Some(tail(&format!("{out}{err}"), 20)));
+        return Ok(Some(format!("{out}{err}")));
     }
     let made = ask(dir, &["rev-parse", "HEAD^{tree}"])?;
     let tip = format!("{}^{{tree}}", checker.tree.tip);
@@ -114,7 +114,7 @@ pub fn checkpatch(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
         outcomes.push(Outcome::unless("checkpatch", &name(patch), trouble));
     }
     // What names no patch: it could not work, or looks at all of them.
-    let trouble = (!said.is_empty()).then(|| tail(&said.join("\n"), 20));
+    let trouble = (!said.is_empty()).then(|| said.join("\n"));
     outcomes.push(Outcome::unless("checkpatch", "checkpatch itself", trouble));
     Ok(outcomes)
 }
@@ -232,7 +232,7 @@ pub fn codespell(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
         outcomes.push(Outcome::unless("codespell", &name, trouble));
     }
     // 65: it found something.
-    let trouble = (!matches!(status.code(), Some(0 | 65))).then(|| tail(&err, 10));
+    let trouble = (!matches!(status.code(), Some(0 | 65))).then_some(err);
     outcomes.push(Outcome::unless("codespell", "codespell itself", trouble));
     Ok(outcomes)
 }

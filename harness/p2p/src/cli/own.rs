@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::export;
 use crate::paths::Paths;
-use crate::proc::{output, tail};
+use crate::proc::output;
 use crate::report::Outcome;
 use crate::series::Series;
 use crate::tree::Tree;
@@ -64,7 +64,7 @@ fn harness(paths: &Paths) -> Result<Vec<Outcome>> {
         .iter()
         .all(|outcome| outcome.status != ktap::Status::Failed);
     if outcomes.is_empty() || (!status.success() && none_failed) {
-        outcomes.push(Outcome::failed("harness", "cargo test", tail(&err, 20)));
+        outcomes.push(Outcome::failed("harness", "cargo test", err));
     }
     Ok(outcomes)
 }
@@ -112,7 +112,7 @@ fn style(paths: &Paths) -> Result<Vec<Outcome>> {
     ] {
         outcomes.push(if Path::new(program).is_file() {
             let (status, out, err) = output(&mut cargo(paths, args))?;
-            let trouble = (!status.success()).then(|| tail(&format!("{out}{err}"), 30));
+            let trouble = (!status.success()).then(|| format!("{out}{err}"));
             Outcome::unless("style", name, trouble)
         } else {
             Outcome::skipped("style", name, format!("{program} is not installed"))

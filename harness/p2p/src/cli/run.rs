@@ -25,7 +25,7 @@ use crate::outcome::{Usage, Verdict};
 use crate::paths::Paths;
 use crate::plan::{Job, Only, Plan, Spec, kernels_for, of_machine, run_as_built};
 use crate::proc;
-use crate::report::{Outcome, Report};
+use crate::report::{self, Outcome, Report};
 use crate::series::Series;
 use crate::setup;
 use crate::soak::{self, Soak};
@@ -193,6 +193,7 @@ impl Run<'_> {
             let checker = Checker::new(self.paths, tree, series)?;
             let picked = names.iter().filter(|name| only.picks(name));
             for name in picked.filter(|name| !left_out.contains(name)) {
+                let start = Instant::now();
                 report.outcomes.extend(if check::QUICK.contains(name) {
                     checker.quick(self.ui, name)?.0
                 } else if check::BUILDING.contains(name) {
@@ -202,6 +203,9 @@ impl Run<'_> {
                 } else {
                     own::run(name, self.paths, self.ui, tree)?
                 });
+                // Of several topics together.
+                let taken = report.seconds.entry((*name).to_owned()).or_default();
+                *taken += start.elapsed().as_secs_f64();
             }
             anyhow::Ok(())
         };
@@ -216,7 +220,7 @@ impl Run<'_> {
             look(&tree, series, &[])?;
         }
         let dir = self.paths.results().join("check");
-        self.tell(&report, &dir, start, |outcome| {
+        self.tell(&mut report, &dir, start, |outcome| {
             let words = topics.iter().chain([&outcome.suite]);
             format!(
                 "make check ONLY={}",
@@ -230,27 +234,21 @@ impl Run<'_> {
     /// Writes results, and tells of them; `repeat` is the command that does one again.
     pub fn tell(
         &self,
-        report: &Report,
+        report: &mut Report,
         dir: &Path,
         start: Instant,
         repeat: impl Fn(&Outcome) -> String,
     ) -> Result<()> {
+        report.host = report::host();
+        report.write_logs(&self.paths.logs(), |file| self.paths.short(file))?;
         report.write(dir, start.elapsed())?;
-        print!("{}", report.tell(|outcome| self.again(outcome, &repeat)));
+        print!("{}", report.tell(repeat));
         println!(
             "results: {} ({})",
             self.paths.short(dir),
             seconds(start.elapsed())
         );
         Ok(())
-    }
-
-    /// What to do about a failure: the command that repeats it, and where its logs are.
-    fn again(&self, outcome: &Outcome, repeat: impl Fn(&Outcome) -> String) -> String {
-        let logs = self.paths.runs().join(&outcome.suite);
-        let logs = logs.is_dir().then(|| self.paths.short(&logs).to_string());
-        let logs = logs.map(|dir| format!("\n    logs: {dir}"));
-        format!("{}{}", repeat(outcome), logs.unwrap_or_default())
     }
 
     fn bisect(&self, only: &Only) -> Result<Verdict> {
@@ -354,17 +352,15 @@ impl Run<'_> {
         let (mut rows, mut report) = (Vec::new(), Report::default());
         for (_, name, played, machine) in found {
             let outcomes = &mut report.outcomes;
-            outcomes.extend(played.iter().map(|row| row.outcome(&name)));
+            let played_outcome = |row: &demo::Row| row.outcome(&name, self.paths);
+            outcomes.extend(played.iter().map(played_outcome));
             outcomes.extend(machine);
             rows.extend(played);
         }
         fs::create_dir_all(self.paths.results())?;
         fs::write(&results, serde_json::to_string_pretty(&rows)?)?;
         println!("\n{}", demo::table(&rows));
-        print!(
-            "{}",
-            report.tell(|outcome| self.again(outcome, demo::repeat))
-        );
+        print!("{}", report.tell(demo::repeat));
         Ok(verdict(&report))
     }
 
@@ -410,19 +406,18 @@ impl Run<'_> {
             let outcomes = job.run(&booter, self.paths)?;
             self.ui
                 .say(format!("{}: {}", job.name, seconds(start.elapsed())));
-            report
-                .lock()
-                .expect("no panic holds it")
-                .outcomes
-                .extend(outcomes);
+            let mut report = report.lock().expect("no panic holds it");
+            let taken = start.elapsed().as_secs_f64();
+            report.seconds.insert(job.name.clone(), taken);
+            report.outcomes.extend(outcomes);
             Ok(())
         };
         let names = kernels.in_order(&needed);
         let jobs = Vec::from_iter(&jobs);
         run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
-        let report = report.into_inner().expect("no panic holds it");
+        let mut report = report.into_inner().expect("no panic holds it");
         print!("{}", soak::totals(&report));
-        self.tell(&report, &dir, start, |outcome| soak.repeat(outcome))?;
+        self.tell(&mut report, &dir, start, |outcome| soak.repeat(outcome))?;
         println!("{}", report.closing_line());
         Ok(verdict(&report))
     }
@@ -479,11 +474,7 @@ impl Run<'_> {
 
     /// Kernels that were built, machines and results; not the trees.
     fn clean(&self) -> Result<()> {
-        let mut dirs = vec![
-            self.paths.results(),
-            self.paths.runs(),
-            self.paths.build().join("logs"),
-        ];
+        let mut dirs = vec![self.paths.results(), self.paths.runs(), self.paths.logs()];
         for name in Kernels::read(&self.paths.root)?.names() {
             let dir = Built::at(self.paths, name).dir;
             for entry in fs::read_dir(&dir).into_iter().flatten() {

@@ -14,7 +14,7 @@ use super::run::{Run, broken, verdict};
 use crate::check::{self, Checker};
 use crate::durations::Durations;
 use crate::kept::{self, Kept};
-use crate::kernel::{Kernels, Source};
+use crate::kernel::{Kernels, Source, build};
 use crate::outcome::{Verdict, status, status_of};
 use crate::plan::{Job, Plan, kernels_for, run_all, run_as_built};
 use crate::proc;
@@ -45,7 +45,7 @@ impl Run<'_> {
         }
         let start = Instant::now();
         let choice = Choice::new(options);
-        let (report, result) = match &choice {
+        let (mut report, result) = match &choice {
             Ok(choice) => self.rounds(choice),
             Err(_) => (Report::default(), Ok(())),
         };
@@ -57,7 +57,7 @@ impl Run<'_> {
         fs::write(&status_file, status_of(&result).to_string())?;
         if !usage && !proc::interrupted() {
             let same = Plan::read(&self.paths.root)?.same;
-            self.tell(&report, &results, start, |outcome| {
+            self.tell(&mut report, &results, start, |outcome| {
                 let only = suites(&outcome.suite, &same).join(",");
                 let test = test.as_ref().map(|test| format!(" TEST={test}"));
                 format!("make test ONLY={only}{}", test.unwrap_or_default())
@@ -104,6 +104,8 @@ impl Run<'_> {
         let plan = Plan::read(root)?;
         let mut jobs = plan.jobs(&topologies)?;
         let mut durations = Durations::read(&self.paths.results());
+        // So that in the end no processor waits for another.
+        longest_first(&mut jobs, &durations);
         let picked = Selection {
             choice,
             kernels: &kernels,
@@ -188,7 +190,7 @@ impl Run<'_> {
             }
         };
         note(&lock().outcomes);
-        let build = |name: &str| {
+        let build = |name: &str| -> Result<bool> {
             if is_over() {
                 return Ok(false);
             }
@@ -205,6 +207,8 @@ impl Run<'_> {
             let is_built = trouble.is_none();
             if is_test || !is_built {
                 let outcome = Outcome::unless(name, "built without a warning", trouble);
+                let log = build::log(self.paths, name);
+                let outcome = outcome.with_log(self.paths.short(&log));
                 note(std::slice::from_ref(&outcome));
                 add(vec![outcome]);
             }
@@ -242,8 +246,14 @@ impl Run<'_> {
         let names = kernels.in_order(&names);
         let left = run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
         for job in left.into_iter().filter(|_| !is_over()) {
-            let reason = format!("a kernel is not built: {}", job.needs().join(" or "));
-            add(vec![Outcome::could_not_run(&job.name, "runs", reason)]);
+            let needs = job.needs();
+            let reason = format!("a kernel is not built: {}", needs.join(" or "));
+            let mut outcome = Outcome::could_not_run(&job.name, "runs", reason);
+            let mut report = lock();
+            let mut failed = report.outcomes.iter();
+            let failed = failed.find(|other| needs.contains(&other.suite.as_str()));
+            outcome.log_file = failed.and_then(|other| other.log_file.clone());
+            report.outcomes.push(outcome);
         }
         let mut report = lock();
         // One test alone need not come out the same.
@@ -335,6 +345,12 @@ impl Run<'_> {
     }
 }
 
+/// Those that took longest the last time come first. Of others, what they may take counts.
+fn longest_first(jobs: &mut [Job<'_>], durations: &Durations) {
+    let seconds = |job: &Job<'_>| durations.get(&job.name).unwrap_or(job.limit() as f64);
+    jobs.sort_by(|one, other| seconds(other).total_cmp(&seconds(one)));
+}
+
 /// What the user is told of rounds in the end.
 fn told(rounds: u32, round: u32, report: &Report) -> String {
     let end = match (&report.aborted, verdict(report)) {
@@ -347,7 +363,27 @@ fn told(rounds: u32, round: u32, report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    #[test]
+    fn what_took_longest_comes_first() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let mut jobs = Plan::read(&root).unwrap().jobs(&topologies).unwrap();
+        let results = tempfile::tempdir().unwrap();
+        let mut durations = Durations::read(results.path());
+        let measured = [("demo/switch", 1e6), ("stress/switch", 0.5)];
+        let measured = measured.map(|(name, taken)| (name.to_owned(), taken));
+        durations.update(results.path(), measured.into()).unwrap();
+        longest_first(&mut jobs, &durations);
+        assert_eq!(jobs.first().unwrap().name, "demo/switch");
+        assert_eq!(jobs.last().unwrap().name, "stress/switch");
+        // The others by their limits, as without any times.
+        let others = &jobs[1..jobs.len() - 1];
+        assert!(others.is_sorted_by(|one, other| one.limit() >= other.limit()));
+    }
 
     #[test]
     fn rounds_end_with_the_first_failure() {

@@ -65,6 +65,7 @@ fn the_table_has_a_line_per_scenario() {
         scenario: "resident".into(),
         played,
         trouble: None,
+        log: "/p2p/build/run/demo/switch/console.log".into(),
     };
     let bridge = Played {
         map_type: "host_bridge".into(),

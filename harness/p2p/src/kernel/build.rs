@@ -513,8 +513,7 @@ impl Make<'_> {
 
     /// What the last command printed.
     pub fn log(&self) -> PathBuf {
-        let logs = self.builder.paths.build().join("logs");
-        logs.join(format!("build-{}.log", self.name.replace('/', "-")))
+        log(self.builder.paths, self.name)
     }
 
     fn finish(&self, command: Command, step: &Step<'_>) -> Result<()> {
@@ -544,6 +543,12 @@ impl Make<'_> {
         }
         Ok(())
     }
+}
+
+/// The log of what is built under that name.
+pub fn log(paths: &Paths, name: &str) -> PathBuf {
+    let name = name.replace('/', "-");
+    paths.logs().join(format!("build-{name}.log"))
 }
 
 /// Whether a line of kbuild says that something is made.

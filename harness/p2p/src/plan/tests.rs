@@ -230,6 +230,13 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
     let failures = |ran: &Ran| {
         let mut outcomes = of_machine("demo/switch", ran, &[], &paths);
         outcomes.retain(|outcome| outcome.status == Status::Failed);
+        // Results of a machine that died name its console.
+        let is_console = |log: &String| log.ends_with("console.log");
+        assert!(
+            outcomes
+                .iter()
+                .all(|o| o.log_file.as_ref().is_some_and(is_console))
+        );
         crate::report::Report::from(outcomes).tell(crate::demo::repeat)
     };
     let (_dir, good) = ran("[ 0.0] Linux\n", &[]);
@@ -256,6 +263,8 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
         picked.sort_unstable();
         picked
     };
+    let (repeat, log) = repeat.split_once('\n').unwrap();
+    assert!(log.trim_start().starts_with("log: "), "{log}");
     assert_eq!(picked(repeat.trim()), ["demo/switch"]);
     assert_eq!(
         picked("switch"),
