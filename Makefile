@@ -5,7 +5,7 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
-variables := KDIR O QEMU CC LLVM J ONLY TEST FAILED REPEAT SHARD MINUTES SEED PERFTEST DOCTOR V
+variables := KDIR O QEMU CC LLVM J ONLY TEST FAILED REPEAT SHARD FORCE MINUTES SEED PERFTEST DOCTOR V
 given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
 $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
@@ -15,7 +15,7 @@ $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
 take = $(if $(filter command% $(if $(filter KDIR O QEMU LLVM,$1),environment%),$(origin $1)),$2 '$($1)')
 arguments = $(call take,KDIR,--kdir) $(call take,O,--output) \
 	$(call take,QEMU,--qemu) $(call take,CC,--cc) $(call take,LLVM,--llvm) \
-	$(call take,J,--jobs) $(if $(filter 1,$(V)),--verbose)
+	$(call take,J,--jobs) $(if $(call take,FORCE,x),--force='$(FORCE)') $(if $(filter 1,$(V)),--verbose)
 only = $(call take,ONLY,--only)
 tests = $(only) $(call take,TEST,--test) \
 	$(if $(call take,FAILED,x),--failed='$(FAILED)') \
@@ -48,6 +48,7 @@ help: ## list the targets
 	@echo '  FAILED=1   only what failed in the last run (test)'
 	@echo '  REPEAT=n   so many times, or until something fails (test)'
 	@echo '  SHARD=1/4  the first of four parts (test)'
+	@echo '  FORCE=1    run what is cached, too (test, check, mutants, bisect)'
 	@echo '  MINUTES=n  how long each job of soak takes'
 	@echo '  SEED=n     what soak does, to do it again'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'

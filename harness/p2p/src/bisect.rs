@@ -20,13 +20,14 @@ use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
 use crate::git::ask;
+use crate::kept::Inputs;
 use crate::kernel::build::{self, Builder, Make};
-use crate::kernel::compiler::Compiler;
 use crate::kernel::{Built, Kernels, config};
 use crate::logscan;
 use crate::paths::{Paths, digest};
 use crate::plan::Only;
 use crate::proc::{self, interrupted, shown, tail};
+use crate::setup::search_path;
 use crate::topology::{Kind, Models, Topologies};
 use crate::vm::{Boot, Booter, indent};
 
@@ -99,6 +100,8 @@ pub struct Bisect<'a> {
     pub topologies: &'a Topologies,
     /// The topic that the tree has alone; empty if it has all.
     pub scope: &'a str,
+    /// `FORCE=1`: what has passed is done again.
+    pub force: bool,
 }
 
 fn read(root: &Path) -> Result<Configurations> {
@@ -108,19 +111,27 @@ fn read(root: &Path) -> Result<Configurations> {
 }
 
 /// All that a result depends on besides the tree.
-#[derive(Debug)]
 struct Recipe<'a> {
     configuration: &'a Configuration,
     /// All its options.
     wanted: config::Options,
     /// What is built instead of a kernel; nothing if one is.
     objects: Vec<String>,
+    /// By what it is built and booted.
+    means: String,
 }
 
 impl Recipe<'_> {
     /// What a result is good for.
-    fn key(&self, commit: &Commit, compiler: &Compiler) -> String {
-        digest(format!("{}\n{self:?}\n{compiler:?}", commit.tree).as_bytes())
+    fn key(&self, commit: &Commit) -> String {
+        let Self {
+            configuration,
+            wanted,
+            objects,
+            means,
+        } = self;
+        let what = format!("{configuration:?}\n{wanted:?}\n{objects:?}");
+        digest(format!("{}\n{what}\n{means}", commit.tree).as_bytes())
     }
 }
 
@@ -151,8 +162,7 @@ impl Bisect<'_> {
         for (c, configuration) in &configurations {
             let recipe = self.recipe(configuration)?;
             for commit in &commits {
-                let key = recipe.key(commit, self.builder.compiler);
-                keys.insert((c.clone(), commit.number), key);
+                keys.insert((c.clone(), commit.number), recipe.key(commit));
             }
         }
         // What is of other patches or another configuration says nothing.
@@ -192,16 +202,27 @@ impl Bisect<'_> {
     }
 
     /// What a configuration is, with all that it names.
-    fn recipe<'b>(&self, configuration: &'b Configuration) -> Result<Recipe<'b>> {
+    fn recipe<'b>(&'b self, configuration: &'b Configuration) -> Result<Recipe<'b>> {
         let root = &self.paths.root;
         let objects = match &configuration.targets {
             Some(kernel) => Kernels::read(root)?.get(kernel)?.targets.clone(),
             None => Vec::new(),
         };
+        let compiler = self.builder.compiler;
+        let path = search_path(self.builder.tools)?;
+        let machine = configuration.boot.as_deref().map(|topology| {
+            let mut inputs = Inputs::of_running(root)?;
+            inputs.text(&format!("{:?}", self.topologies.get(topology)?));
+            self.booter.inputs(&mut inputs, Kind::Counting)?;
+            anyhow::Ok(inputs.key())
+        });
+        let machine = machine.transpose()?.unwrap_or_default();
+        let versions = compiler.versions(configuration.llvm, &path);
         Ok(Recipe {
             configuration,
             wanted: config::wanted(root, &configuration.fragments)?,
             objects,
+            means: format!("{compiler:?}\n{versions}\n{machine}"),
         })
     }
 
@@ -237,10 +258,10 @@ impl Bisect<'_> {
         rows: &mut Rows,
     ) -> Result<()> {
         let recipe = self.recipe(configuration)?;
-        let key = |commit: &Commit| recipe.key(commit, self.builder.compiler);
+        let key = |commit: &Commit| recipe.key(commit);
         let todo = picked
             .iter()
-            .filter(|commit| !rows.passed(name, commit.number, &key(commit)));
+            .filter(|commit| self.force || !rows.passed(name, commit.number, &key(commit)));
         let todo: Vec<_> = todo.collect();
         if todo.is_empty() {
             return Ok(());

@@ -77,17 +77,20 @@ pub struct Checker<'a> {
     series: Series,
     settings: Settings,
     added: Added,
+    /// `FORCE=1`
+    force: bool,
 }
 
 impl<'a> Checker<'a> {
     /// Finds out what there is to look at: a series, and the tree that has it.
-    pub fn new(paths: &'a Paths, tree: &'a Tree, series: Series) -> Result<Self> {
+    pub fn new(paths: &'a Paths, tree: &'a Tree, series: Series, force: bool) -> Result<Self> {
         Ok(Self {
             paths,
             tree,
             series,
             settings: Settings::read(&paths.root)?,
             added: Added::of(tree)?,
+            force,
         })
     }
 
@@ -108,7 +111,7 @@ impl<'a> Checker<'a> {
                 _ => building::docs(self)?,
             })
         };
-        let kept = Kept::new(self.paths);
+        let kept = Kept::new(self.paths, self.force);
         let (outcomes, was_kept) = kept.or_find(name, self.inputs()?, look)?;
         let count = format!("{} tests", outcomes.len());
         step.done(if was_kept {
@@ -121,7 +124,7 @@ impl<'a> Checker<'a> {
 
     /// Those of [`QUICK`] whose results are there.
     pub fn cached(&self) -> Result<Vec<&'static str>> {
-        let (kept, inputs) = (Kept::new(self.paths), self.inputs()?);
+        let (kept, inputs) = (Kept::new(self.paths, self.force), self.inputs()?);
         let mut names = QUICK.to_vec();
         names.retain(|name| kept.has(name, inputs.clone()));
         Ok(names)

@@ -53,6 +53,10 @@ struct Options {
     /// Jobs at a time (J=).
     #[arg(long)]
     jobs: Option<usize>,
+    /// Run again what is cached: checks, jobs, mutants, steps of bisect (FORCE=1).
+    #[arg(long, value_name = "1", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "1")]
+    force: Option<String>,
     /// Show every command (V=1).
     #[arg(long)]
     verbose: bool,
@@ -161,6 +165,7 @@ pub fn run() -> Result<Verdict> {
     if options.jobs == Some(0) {
         bail!(Usage("J=0: at least one job at a time".into()));
     }
+    let force = flag("FORCE", options.force.as_deref())?;
     let qemu = options.qemu.as_deref().map(program).transpose()?;
     let compiler = options.compiler();
     compiler.check(&setup::search_dirs())?;
@@ -180,8 +185,18 @@ pub fn run() -> Result<Verdict> {
         paths: &paths,
         qemu,
         compiler,
+        force,
     }
     .command(&cli.command)
+}
+
+/// A variable that is 1 or not given.
+fn flag(name: &str, value: Option<&str>) -> Result<bool> {
+    match value {
+        None | Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => bail!(Usage(format!("{name}={other}: it is {name}=1 or left out"))),
+    }
 }
 
 /// What is wrong with a value, without a page of usage; of other errors all of it.

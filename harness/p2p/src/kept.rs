@@ -7,6 +7,7 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use ktap::Status;
@@ -22,6 +23,8 @@ pub const SAID: &str = "as before: nothing has changed";
 /// Where they are kept; `make clean` removes them.
 pub struct Kept {
     dir: PathBuf,
+    /// `FORCE=1`: what is there does not count.
+    force: bool,
 }
 
 /// A file of that directory.
@@ -32,10 +35,10 @@ struct Record {
 }
 
 impl Kept {
-    /// Those of this repository.
-    pub fn new(paths: &Paths) -> Self {
+    /// Those of this repository. `force`: everything is looked for again.
+    pub fn new(paths: &Paths, force: bool) -> Self {
         let dir = paths.results().join("kept");
-        Self { dir }
+        Self { dir, force }
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -43,6 +46,9 @@ impl Kept {
     }
 
     fn record(&self, name: &str, key: &str) -> Option<Record> {
+        if self.force {
+            return None;
+        }
         // One that cannot be read is as good as none.
         let text = fs::read(self.file(name)).ok()?;
         let record = serde_json::from_slice::<Record>(&text).ok()?;
@@ -84,16 +90,63 @@ impl Kept {
 #[derive(Clone)]
 pub struct Inputs(Sha256);
 
+/// What distributions write when a package changes: Debian's, Fedora's, Alpine's.
+const PACKAGES: [&str; 3] = [
+    "/var/lib/dpkg/status",
+    "/usr/lib/sysimage/rpm/rpmdb.sqlite",
+    "/lib/apk/db/installed",
+];
+
+/// The parts of this tool that boot machines and judge what they say, in harness/.
+const RUNNING: [&str; 11] = [
+    "judge/src",
+    "ktap/src",
+    "p2p/src/logscan.rs",
+    "p2p/src/plan.rs",
+    "p2p/src/plan/claims.rs",
+    "p2p/src/plan/nic.rs",
+    "p2p/src/topology.rs",
+    "p2p/src/vm.rs",
+    "p2p/src/vm",
+    "p2p/src/witness.rs",
+    "p2p/src/witness",
+];
+
 impl Inputs {
     /// This program, and the packages of the machine: QEMU, Perl, a guest's files.
     pub fn new() -> Result<Self> {
         let mut inputs = Self(Sha256::new());
         inputs.file(&env::current_exe()?)?;
-        let packages = Path::new("/var/lib/dpkg/status");
-        if packages.is_file() {
-            inputs.file(packages)?;
+        inputs.packages(&PACKAGES.map(Path::new))?;
+        Ok(inputs)
+    }
+
+    /// Of this program only the parts that boot and judge, for results that take hours.
+    pub fn of_running(root: &Path) -> Result<Self> {
+        let mut inputs = Self(Sha256::new());
+        for part in RUNNING {
+            inputs.any(&root.join("harness").join(part))?;
         }
         Ok(inputs)
+    }
+
+    fn packages(&mut self, lists: &[&Path]) -> Result<()> {
+        let lists = Vec::from_iter(lists.iter().filter(|list| list.is_file()));
+        for list in &lists {
+            self.file(list)?;
+        }
+        if lists.is_empty() {
+            // Nobody knows what has changed since another moment.
+            self.text(&format!("{:?}", SystemTime::now()));
+        }
+        Ok(())
+    }
+
+    fn any(&mut self, path: &Path) -> Result<()> {
+        match path.is_dir() {
+            true => self.folder(path),
+            false => self.file(path),
+        }
     }
 
     /// A text.
@@ -119,16 +172,13 @@ impl Inputs {
             .collect::<Result<Vec<_>>>()?;
         paths.sort();
         for path in paths {
-            if path.is_dir() {
-                self.folder(&path)?;
-            } else {
-                self.file(&path)?;
-            }
+            self.any(&path)?;
         }
         Ok(())
     }
 
-    fn key(self) -> String {
+    /// A name for all of it.
+    pub fn key(self) -> String {
         hex(&self.0.finalize())
     }
 }
@@ -141,6 +191,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept {
             dir: dir.path().join("kept"),
+            force: false,
         };
         (dir, kept)
     }
@@ -173,6 +224,49 @@ mod tests {
         let (outcomes, was_kept) = find(&kept, "two", &passed);
         assert!(!was_kept);
         assert_eq!(outcomes[0].status, Status::Passed);
+    }
+
+    #[test]
+    fn with_force_everything_is_looked_for_again() {
+        let (_dir, mut kept) = kept();
+        find(&kept, "one", &Outcome::skipped("a/b", "x", "y"));
+        kept.force = true;
+        assert!(!kept.has("a/b", inputs("one")));
+        let (outcomes, was_kept) = find(&kept, "one", &Outcome::passed("a/b", "x"));
+        assert!(!was_kept && outcomes[0].status == Status::Passed);
+        // It is there for those who come later.
+        kept.force = false;
+        let (outcomes, was_kept) = find(&kept, "one", &Outcome::skipped("a/b", "x", "y"));
+        assert!(was_kept && outcomes[0].status == Status::Passed);
+    }
+
+    #[test]
+    fn packages_count_and_without_a_list_nothing_is_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = dir.path().join("status");
+        let key = || {
+            let mut inputs = Inputs(Sha256::new());
+            inputs.packages(&[&dir.path().join("none"), &list]).unwrap();
+            inputs.key()
+        };
+        assert_ne!(key(), key());
+        fs::write(&list, "qemu 1").unwrap();
+        let first = key();
+        assert_eq!(first, key());
+        fs::write(&list, "qemu 2").unwrap();
+        assert_ne!(first, key());
+    }
+
+    #[test]
+    fn this_program_counts() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        // Each part is where it is said to be.
+        let running = || Inputs::of_running(&root).unwrap().key();
+        assert_eq!(running(), running());
+        assert_ne!(running(), Inputs(Sha256::new()).key());
+        let mut packages = Inputs(Sha256::new());
+        packages.packages(&PACKAGES.map(Path::new)).unwrap();
+        assert_ne!(Inputs::new().unwrap().key(), packages.key());
     }
 
     #[test]

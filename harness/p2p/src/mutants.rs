@@ -17,6 +17,7 @@ use ktap::Status;
 use serde::Deserialize;
 
 use crate::git::{ask, git};
+use crate::kept::Inputs;
 use crate::kernel::build::{Builder, set_aside};
 use crate::kernel::{Built, Kernel, config};
 use crate::outcome::Verdict;
@@ -24,6 +25,7 @@ use crate::paths::digest;
 use crate::plan::{Job, Only, Spec};
 use crate::proc::{self, output, tail};
 use crate::report::Outcome;
+use crate::setup::search_path;
 use crate::topology::{Kind, Topologies};
 use crate::tree::Tree;
 use crate::ui::seconds;
@@ -141,6 +143,8 @@ pub struct Mutants<'a> {
     pub builder: &'a Builder<'a>,
     /// Boots.
     pub booter: &'a Booter<'a>,
+    /// `FORCE=1`: those that are known are tested again.
+    pub force: bool,
 }
 
 impl Mutants<'_> {
@@ -161,18 +165,18 @@ impl Mutants<'_> {
         // What is built and run; not what is only read, nor messages of commits.
         let range = ["diff", &tree.base, &tree.tip, "--", ".", ":!Documentation"];
         let series = ask(&tree.dir, &range)?;
-        let options = config::wanted(root, &settings.kernel.fragments)?;
-        let base = digest(format!("{}{series}{options:?}{settings:?}", tree.base).as_bytes());
-        let key = |mutant: &Mutant| digest(format!("{base}\n{}", mutant.text).as_bytes());
+        let what = format!("{}\n{series}", tree.base);
+        let base = self.inputs(&settings, &what, topologies)?;
+        let key = |mutant: &Mutant| key(&base, mutant, topologies);
         record.keep(|name| mutants.iter().find(|mutant| mutant.name == name).map(key));
         let wanted: Vec<_> = mutants
             .iter()
             .filter(|mutant| only.picks(&mutant.name))
-            .filter(|mutant| !only.all() || !record.knows(&mutant.name, &key(mutant)))
+            .filter(|mutant| !only.all() || self.force || !record.knows(&mutant.name, &key(mutant)))
             .collect();
         if only.all() && wanted.len() < mutants.len() {
             ui.say(format!(
-                "{} are known from {}; ONLY= tests them again",
+                "{} are known from {}; ONLY= or FORCE=1 tests them again",
                 mutants.len() - wanted.len(),
                 paths.short(&known)
             ));
@@ -182,7 +186,7 @@ impl Mutants<'_> {
             plant.builder().build(KERNEL, &settings.kernel, &[])?;
             let tests = file::all_tests(&wanted);
             let key_of_none = digest(format!("{base}\n{tests:?}").as_bytes());
-            if !record.knows(NONE, &key_of_none) {
+            if self.force || !record.knows(NONE, &key_of_none) {
                 // On the series as it is.
                 let known = plant.observe(NONE, KERNEL, &tests, &[])?;
                 if let End::Caught { by, .. } = &known.end {
@@ -225,6 +229,33 @@ impl Mutants<'_> {
             Verdict::Failed
         })
     }
+}
+
+impl Mutants<'_> {
+    /// A name for all that results depend on, mutants aside. `series`: what it changes.
+    fn inputs(&self, settings: &Settings, series: &str, all: &Topologies) -> Result<String> {
+        let Builder { paths, tools, .. } = *self.builder;
+        let mut inputs = Inputs::of_running(&paths.root)?;
+        let options = config::wanted(&paths.root, &settings.kernel.fragments)?;
+        let compiler = self.builder.compiler;
+        let versions = compiler.versions(settings.kernel.llvm, &search_path(tools)?);
+        inputs.text(&format!("{series}\n{options:?}\n{settings:?}"));
+        inputs.text(&format!("{compiler:?}\n{versions}"));
+        inputs.text(&format!("{:?}", all.get(&settings.topology)?));
+        for kind in [Kind::Counting, Kind::Parallel] {
+            self.booter.inputs(&mut inputs, kind)?;
+        }
+        Ok(inputs.key())
+    }
+}
+
+/// What a mutant's result is good for.
+fn key(base: &str, mutant: &Mutant, all: &Topologies) -> String {
+    let topology = mutant
+        .topology
+        .as_deref()
+        .and_then(|name| all.get(name).ok());
+    digest(format!("{base}\n{}\n{topology:?}", mutant.text).as_bytes())
 }
 
 fn settings(root: &Path) -> Result<Settings> {

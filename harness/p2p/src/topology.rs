@@ -237,6 +237,7 @@ impl Machine {
 }
 
 /// All topologies, and the machine they are in.
+#[derive(Clone)]
 pub struct Topologies {
     /// The machine.
     pub machine: Machine,
@@ -256,6 +257,12 @@ const ORDER: [&str; 8] = [
 ];
 
 impl Topologies {
+    /// The topology of that name, to be changed.
+    #[cfg(test)]
+    pub fn get_mut(&mut self, name: &str) -> &mut Topology {
+        self.by_name.get_mut(name).expect("it is there")
+    }
+
     /// Reads qemu/machine.toml and qemu/topologies/.
     pub fn read(root: &Path) -> Result<Self> {
         let machine = read(&root.join("qemu/machine.toml"))?;

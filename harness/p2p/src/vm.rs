@@ -22,6 +22,7 @@ use crate::setup::{self, Tools, search_path};
 use crate::topology::{Kind, Machine, Models, Topology, vram};
 use crate::ui::{Step, Ui};
 
+mod inputs;
 pub mod model;
 mod processor;
 mod qemu;

@@ -155,6 +155,7 @@ struct Toy {
     dir: tempfile::TempDir,
     paths: Paths,
     tree: Tree,
+    force: bool,
 }
 
 const MAKEFILE: &str = "\
@@ -233,6 +234,7 @@ impl Toy {
                 source: "toy".into(),
                 found: Found::default(),
             },
+            force: false,
             dir,
         }
     }
@@ -268,6 +270,7 @@ impl Toy {
             },
             topologies: &topologies,
             scope: "",
+            force: self.force,
         })
     }
 
@@ -355,4 +358,41 @@ fn what_fails_is_not_the_measure_of_the_next() {
     let toy = Toy::of(&[&[("broken", "")], &[("mm/other.c", "2")]]);
     let rows = toy.run(None);
     assert!(rows.iter().all(|row| !row.passed() && !row.as_before));
+}
+
+#[test]
+fn with_force_what_has_passed_is_done_again() {
+    let mut toy = Toy::new();
+    toy.run(Some("1"));
+    let log = toy.paths.build().join("logs/build-bisect-toy.log.1");
+    fs::remove_file(&log).unwrap();
+    toy.force = true;
+    toy.run(Some("1"));
+    assert!(log.exists());
+}
+
+#[test]
+fn what_boots_a_commit_counts_where_it_is_booted() {
+    let toy = Toy::new();
+    let root = &toy.paths.root;
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let repository = fs::canonicalize(repository).unwrap();
+    fs::create_dir_all(root.join("harness/guest")).unwrap();
+    for part in ["judge", "ktap", "p2p"] {
+        let part = format!("harness/{part}");
+        std::os::unix::fs::symlink(repository.join(&part), root.join(&part)).unwrap();
+    }
+    let key = |more: &str| {
+        let text = format!("fragments = ['toy']\n{more}");
+        let configuration: Configuration = toml::from_str(&text).unwrap();
+        toy.with(|bisect| {
+            let commit = &bisect.commits().unwrap()[1];
+            bisect.recipe(&configuration).unwrap().key(commit)
+        })
+    };
+    let [boots, builds] = ["boot = 'switch'", ""].map(key);
+    fs::write(root.join("harness/guest/lib.sh"), "new").unwrap();
+    assert_ne!(key("boot = 'switch'"), boots);
+    assert_eq!(key(""), builds);
+    assert_ne!(key("llvm = true"), builds);
 }

@@ -46,6 +46,8 @@ pub struct Run<'a> {
     pub qemu: Option<PathBuf>,
     /// `LLVM=` and `CC=`
     pub compiler: Compiler,
+    /// `FORCE=1`: what is cached is run again.
+    pub force: bool,
 }
 
 impl Run<'_> {
@@ -190,7 +192,7 @@ impl Run<'_> {
         let mut report = Report::default();
         let mut look = |tree: &tree::Tree, series: Series, left_out: &[&str]| {
             let builder = self.builder(&tools, tree, &self.compiler);
-            let checker = Checker::new(self.paths, tree, series)?;
+            let checker = Checker::new(self.paths, tree, series, self.force)?;
             let picked = names.iter().filter(|name| only.picks(name));
             for name in picked.filter(|name| !left_out.contains(name)) {
                 let start = Instant::now();
@@ -264,6 +266,7 @@ impl Run<'_> {
                 booter: &self.booter(&tools, &topologies),
                 topologies: &topologies,
                 scope,
+                force: self.force,
             };
             let rows = bisect.run(&only)?;
             let failures = bisect.failures(&rows);
@@ -428,6 +431,7 @@ impl Run<'_> {
         Mutants {
             builder: &self.builder(&tools, &tree, &self.compiler),
             booter: &self.booter(&tools, &topologies),
+            force: self.force,
         }
         .run(only, &topologies)
     }

@@ -138,7 +138,7 @@ impl Run<'_> {
         // Before any kernel is built: what they say is there early.
         let look = |tree: &tree::Tree| {
             let series = Series::read(&self.paths.root)?;
-            let checker = Checker::new(self.paths, tree, series)?;
+            let checker = Checker::new(self.paths, tree, series, self.force)?;
             let looks = own::NAMES.iter().chain(&check::QUICK);
             let looks = looks.copied().filter(|name| is_picked(name)).collect();
             run_all(looks, self.jobs(), |name| {
@@ -226,7 +226,7 @@ impl Run<'_> {
             } else {
                 let inputs = job.inputs(&booter, self.paths)?;
                 let run = || job.run(&booter, self.paths);
-                Kept::new(self.paths).or_find(&job.name, inputs, run)?
+                Kept::new(self.paths, self.force).or_find(&job.name, inputs, run)?
             };
             took(&job.name, start, was_kept);
             note(&outcomes);
@@ -301,7 +301,7 @@ impl Run<'_> {
             }
             // Without its kernel there is nothing to compare.
             let inputs = job.inputs(&booter, self.paths).ok();
-            let kept = Kept::new(self.paths);
+            let kept = Kept::new(self.paths, self.force);
             Ok(
                 match inputs.is_some_and(|inputs| kept.has(&job.name, inputs)) {
                     true => "yes",
@@ -341,7 +341,8 @@ impl Run<'_> {
     /// Checks whose results are in the cache. Without a tree there are none.
     fn cached_checks(&self) -> Result<Vec<&'static str>> {
         let tree = tree::open(self.paths)?;
-        Checker::new(self.paths, &tree, Series::read(&self.paths.root)?)?.cached()
+        let series = Series::read(&self.paths.root)?;
+        Checker::new(self.paths, &tree, series, self.force)?.cached()
     }
 }
 

@@ -386,9 +386,12 @@ impl Make<'_> {
         }
         let head = ask(self.source, &["rev-parse", "HEAD"])?;
         let command = shown(&self.command()?);
+        let path = search_path(self.builder.tools)?;
+        let versions = self.builder.compiler.versions(self.llvm, &path);
         let all = format!(
-            "{head}\n{command}\n{config}\n{:?}\n{:?}\n{:?}",
-            kernel.selftests, kernel.targets, kernel.modules
+            "{head}\n{command}\n{versions}\n{config}\n{:?}\n{:?}",
+            kernel.selftests,
+            arguments("", kernel)
         );
         Ok(Some(digest(all.as_bytes())))
     }

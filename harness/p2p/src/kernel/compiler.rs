@@ -1,10 +1,13 @@
 //! Which compiler builds a kernel.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Result, bail};
 
 use crate::outcome::Usage;
+use crate::proc::capture;
 
 /// Calls a compiler by way of ccache.
 const CACHED: &str = "harness/cached";
@@ -23,27 +26,54 @@ impl Compiler {
     /// Arguments of the kernel's make. `needs_llvm`: another compiler cannot. `root`:
     /// the repository.
     pub fn arguments(&self, needs_llvm: bool, root: &Path) -> Vec<String> {
-        let (llvm, cc) = match (&self.llvm, &self.cc) {
-            (None, None) if needs_llvm => (Some("-19"), None),
-            (None, None) => (None, Some("gcc")),
-            (llvm, cc) => (llvm.as_deref(), cc.as_deref()),
-        };
+        let (llvm, cc) = self.chosen(needs_llvm);
         let mut arguments = Vec::new();
         arguments.extend(llvm.map(|llvm| format!("LLVM={llvm}")));
         if llvm.is_none() && self.cc.is_none() {
             // A kernel is linked thrice, and GNU's linker takes long.
             arguments.push("LD=ld.lld".to_owned());
         }
-        let cc = match (cc, llvm) {
-            (Some(cc), _) => cc.to_owned(),
-            (None, llvm) => llvm_program(llvm.unwrap_or_default(), "clang"),
-        };
         arguments.push(if cc.starts_with("ccache ") {
             format!("CC={cc}")
         } else {
             format!("CC={} {cc}", root.join(CACHED).display())
         });
         arguments
+    }
+
+    /// `LLVM=` and the C compiler.
+    fn chosen(&self, needs_llvm: bool) -> (Option<&str>, String) {
+        let (llvm, cc) = match (&self.llvm, &self.cc) {
+            (None, None) if needs_llvm => (Some("-19"), None),
+            (None, None) => (None, Some("gcc")),
+            (llvm, cc) => (llvm.as_deref(), cc.as_deref()),
+        };
+        let cc = match (cc, llvm) {
+            (Some(cc), _) => cc.to_owned(),
+            (None, llvm) => llvm_program(llvm.unwrap_or_default(), "clang"),
+        };
+        (llvm, cc)
+    }
+
+    /// What compilers and linker say that they are, as they are found in `path`: what an
+    /// older one has built is built anew.
+    pub fn versions(&self, needs_llvm: bool, path: &OsStr) -> String {
+        let (llvm, cc) = self.chosen(needs_llvm);
+        let linker = match (llvm, &self.cc) {
+            (Some(llvm), _) => llvm_program(llvm, "ld.lld"),
+            (None, None) => "ld.lld".to_owned(),
+            (None, Some(_)) => "ld".to_owned(),
+        };
+        let mut versions = String::new();
+        for program in [&*cc, &linker, "/usr/bin/rustc"] {
+            // `ccache gcc` is two words.
+            let mut command = Command::new("/usr/bin/env");
+            command.args(program.split_whitespace()).arg("--version");
+            let said = capture(command.env("PATH", path));
+            // Why one says nothing is told when it is to build.
+            versions.push_str(&said.unwrap_or_else(|error| error.to_string()));
+        }
+        versions
     }
 
     /// Fails if a program that was chosen is in none of `dirs`, before hours are spent on
@@ -104,10 +134,8 @@ fn check(choice: &str, program: &str, packages: &str, dirs: &[PathBuf]) -> Resul
 mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
-    use std::process::Command;
 
     use super::*;
-    use crate::proc::capture;
 
     #[test]
     fn compilers() {
@@ -179,6 +207,34 @@ mod tests {
             let told = said(llvm, cc).unwrap();
             assert!(told.ends_with("a path must be absolute, and the program be there"));
         }
+    }
+
+    #[test]
+    fn a_compiler_that_is_updated_is_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = |name: &str, says: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, format!("#!/bin/sh\necho {name} {says}\n")).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        };
+        let others = std::env::var("PATH").unwrap();
+        let path = format!("{}:{others}", dir.path().display());
+        let versions = |cc: Option<&str>, needs_llvm| {
+            let cc = cc.map(str::to_owned);
+            let compiler = Compiler { llvm: None, cc };
+            compiler.versions(needs_llvm, OsStr::new(&path))
+        };
+        for name in ["gcc", "ld.lld", "clang-19", "ld.lld-19", "ld", "gcc-13"] {
+            program(name, "1");
+        }
+        let (gcc, clang) = (versions(None, false), versions(None, true));
+        assert!(gcc.starts_with("gcc 1\nld.lld 1\n"), "{gcc}");
+        assert!(clang.starts_with("clang-19 1\nld.lld-19 1\n"), "{clang}");
+        assert!(versions(Some("gcc-13"), false).starts_with("gcc-13 1\nld 1\n"));
+        program("ld.lld", "2");
+        assert_ne!(versions(None, false), gcc);
+        assert_eq!(versions(None, true), clang);
+        assert!(versions(Some("none-13"), false).contains("none-13"));
     }
 
     #[test]

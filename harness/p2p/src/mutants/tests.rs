@@ -275,3 +275,144 @@ fn what_is_known_outlives_a_run_until_something_changes() {
         Some("1 not run")
     );
 }
+
+/// A repository with the files that mutants' results depend on; what `of_running` reads is
+/// that of this one.
+struct Fake {
+    dir: tempfile::TempDir,
+    topologies: Topologies,
+    cc: Option<String>,
+}
+
+const FILES: [&str; 5] = [
+    "qemu-system-x86_64",
+    "build/harness/debug/connectx",
+    "build/harness/debug/pascal",
+    "build/linux/include/linux/mlx5/driver.h",
+    "harness/guest/lib.sh",
+];
+
+impl Fake {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for file in FILES {
+            write(&dir.path().join(file), "one");
+        }
+        let there = fs::canonicalize(root()).unwrap();
+        fs::create_dir(dir.path().join("qemu")).unwrap();
+        for link in [
+            "qemu/kernel",
+            "harness/judge",
+            "harness/ktap",
+            "harness/p2p",
+        ] {
+            std::os::unix::fs::symlink(there.join(link), dir.path().join(link)).unwrap();
+        }
+        Self {
+            dir,
+            topologies: Topologies::read(&root()).unwrap(),
+            cc: None,
+        }
+    }
+
+    fn inputs(&self, series: &str) -> String {
+        let root = self.dir.path();
+        let paths = crate::paths::Paths {
+            root: root.to_owned(),
+            work: root.join("build"),
+            output: root.join("build"),
+            cache: root.join("cache"),
+            kdir: None,
+        };
+        let ui = crate::ui::Ui::new(false);
+        let tools = crate::setup::Tools {
+            bindgen: root.join("bindgen"),
+            vng_dir: root.to_owned(),
+        };
+        let mutants = Mutants {
+            builder: &Builder {
+                paths: &paths,
+                ui: &ui,
+                tools: &tools,
+                tree: &Tree {
+                    dir: root.to_owned(),
+                    base: String::new(),
+                    tip: String::new(),
+                    source: String::new(),
+                    found: crate::tree::Found::default(),
+                },
+                compiler: &crate::kernel::compiler::Compiler {
+                    llvm: None,
+                    cc: self.cc.clone(),
+                },
+                jobs: 1,
+            },
+            booter: &Booter {
+                paths: &paths,
+                ui: &ui,
+                tools: &tools,
+                qemu: Some(&root.join(FILES[0])),
+                machine: &self.topologies.machine,
+            },
+            force: false,
+        };
+        let settings = settings(&self::root()).unwrap();
+        mutants.inputs(&settings, series, &self.topologies).unwrap()
+    }
+}
+
+/// A program that may be asked whether it is QEMU.
+fn write(file: &Path, text: &str) {
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(
+        file,
+        format!("#!/bin/sh\n# {text}\necho 'vfio-user-pci options:'\n"),
+    )
+    .unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(file, mode).unwrap();
+}
+
+#[test]
+fn results_are_of_everything_that_they_depend_on() {
+    let mut fake = Fake::new();
+    let first = fake.inputs("series");
+    assert_eq!(fake.inputs("series"), first);
+    assert_ne!(fake.inputs("another"), first);
+    for file in FILES {
+        let file = fake.dir.path().join(file);
+        write(&file, "two");
+        assert_ne!(fake.inputs("series"), first, "{}", file.display());
+        write(&file, "one");
+    }
+    fake.topologies.machine.cpus += 1;
+    assert_ne!(fake.inputs("series"), first);
+    fake.topologies.machine.cpus -= 1;
+    let topology = settings(&root()).unwrap().topology;
+    fake.topologies.get_mut(&topology).iommu ^= true;
+    assert_ne!(fake.inputs("series"), first);
+    fake.topologies.get_mut(&topology).iommu ^= true;
+    fake.cc = Some("gcc-none".to_owned());
+    assert_ne!(fake.inputs("series"), first);
+    fake.cc = None;
+    assert_eq!(fake.inputs("series"), first);
+    // The part of the tool that compares memory.
+    let judge = fake.dir.path().join("harness/judge");
+    fs::remove_file(&judge).unwrap();
+    write(&judge.join("src/lib.rs"), "another");
+    assert_ne!(fake.inputs("series"), first);
+}
+
+#[test]
+fn a_mutant_is_also_of_its_own_topology() {
+    let mut all = Topologies::read(&root()).unwrap();
+    let mutants = file::read_all(&root().join("qemu/mutants")).unwrap();
+    let is_elsewhere = |mutant: &&Mutant| mutant.topology.is_some();
+    let elsewhere = mutants.iter().find(is_elsewhere).unwrap();
+    let here = mutants.iter().find(|mutant| !is_elsewhere(mutant)).unwrap();
+    let before = [elsewhere, here].map(|mutant| key("base", mutant, &all));
+    all.get_mut(elsewhere.topology.as_deref().unwrap()).iommu ^= true;
+    assert_ne!(key("base", elsewhere, &all), before[0]);
+    assert_eq!(key("base", here, &all), before[1]);
+    assert_ne!(key("other", here, &all), before[1]);
+}

@@ -54,12 +54,13 @@ pub fn there(paths: &Paths, chosen: Option<&Path>) -> Option<PathBuf> {
 }
 
 fn users(chosen: Option<&Path>) -> Option<PathBuf> {
-    let program = found(chosen.unwrap_or(Path::new(PROGRAM)))?;
+    let program = found(chosen)?;
     has_device(&program).then_some(program)
 }
 
-/// The program by an absolute path, as virtme-ng wants it.
-fn found(program: &Path) -> Option<PathBuf> {
+/// The user's by an absolute path, as virtme-ng wants it.
+pub fn found(chosen: Option<&Path>) -> Option<PathBuf> {
+    let program = chosen.unwrap_or(Path::new(PROGRAM));
     if program.components().count() > 1 {
         return Some(program.to_owned());
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use anyhow::{Result, bail};
 
 use crate::check;
-use crate::cli::own;
 use crate::cli::run::ON_DEMAND;
+use crate::cli::{flag, own};
 use crate::durations::Durations;
 use crate::kernel::Kernels;
 use crate::outcome::Usage;
@@ -66,15 +66,6 @@ impl Choice {
             repeat: options.repeat.as_deref().map(count).transpose()?,
             shard: options.shard.as_deref().map(Shard::new).transpose()?,
         })
-    }
-}
-
-/// A variable that is 1 or not given.
-fn flag(name: &str, value: Option<&str>) -> Result<bool> {
-    match value {
-        None | Some("" | "0") => Ok(false),
-        Some("1") => Ok(true),
-        Some(other) => bail!(Usage(format!("{name}={other}: it is {name}=1 or left out"))),
     }
 }
 

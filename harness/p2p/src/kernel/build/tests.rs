@@ -137,3 +137,84 @@ fn lines_of_kbuild() {
     assert!(!is_object("make[1]: Entering directory"));
     assert!(!is_object("warning: unused"));
 }
+
+#[test]
+fn a_kernel_is_built_anew_when_something_has_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let source = root.join("linux");
+    fs::create_dir(&source).unwrap();
+    ask(&source, &["init", "-q"]).unwrap();
+    let who = ["-c", "user.name=p2p", "-c", "user.email=p2p@localhost"];
+    let commit = |name| {
+        let args = ["commit", "-q", "--allow-empty", "-m", name];
+        ask(&source, &[&who[..], &args].concat()).unwrap();
+    };
+    commit("base");
+    let compiler = |version: &str| {
+        let path = root.join("gcc");
+        fs::write(&path, format!("#!/bin/sh\necho gcc {version}\n")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&path, mode).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let inputs = |cc: &str, config: &str, more: &str| {
+        let text = format!("tree = 'series'\nfragments = []\n{more}\n");
+        let tree = Tree {
+            dir: source.clone(),
+            base: String::new(),
+            tip: String::new(),
+            source: String::new(),
+            found: crate::tree::Found::default(),
+        };
+        let builder = Builder {
+            paths: &Paths {
+                root: root.to_owned(),
+                work: root.join("build"),
+                output: root.join("build"),
+                cache: root.join("cache"),
+                kdir: None,
+            },
+            ui: &Ui::new(false),
+            tools: &Tools {
+                bindgen: root.join("bindgen"),
+                vng_dir: root.to_owned(),
+            },
+            tree: &tree,
+            compiler: &Compiler {
+                llvm: None,
+                cc: Some(cc.to_owned()),
+            },
+            jobs: 2,
+        };
+        let make = Make {
+            builder: &builder,
+            name: "plain",
+            source: &source,
+            output: &root.join("build/plain"),
+            arch: None,
+            llvm: false,
+        };
+        make.inputs(config, &toml::from_str(&text).unwrap())
+            .unwrap()
+    };
+    let first = inputs(&compiler("12"), "CONFIG_A=y", "").unwrap();
+    let again = |cc: &str, config, more| inputs(cc, config, more).unwrap();
+    assert_eq!(again(&compiler("12"), "CONFIG_A=y", ""), first);
+    assert_ne!(again(&compiler("12"), "CONFIG_A=m", ""), first);
+    assert_ne!(
+        again(&compiler("12"), "CONFIG_A=y", "modules = true"),
+        first
+    );
+    assert_ne!(
+        again(&compiler("12"), "CONFIG_A=y", "selftests = ['mm']"),
+        first
+    );
+    assert_ne!(again(&compiler("13"), "CONFIG_A=y", ""), first);
+    assert_eq!(again(&compiler("12"), "CONFIG_A=y", ""), first);
+    commit("patch");
+    assert_ne!(again(&compiler("12"), "CONFIG_A=y", ""), first);
+    // Of what no commit names, only make knows.
+    fs::write(source.join("a.c"), "").unwrap();
+    assert_eq!(inputs(&compiler("12"), "CONFIG_A=y", ""), None);
+}
