@@ -97,6 +97,8 @@ pub struct Bench<'a> {
     pub booter: &'a Booter<'a>,
     /// What to do.
     pub settings: &'a Settings,
+    /// The series that the figures are of.
+    pub recorded: String,
 }
 
 impl Bench<'_> {
@@ -112,7 +114,7 @@ impl Bench<'_> {
         let results = Results::new(self.settings, figures)?;
         let dir = self.paths.results();
         results.write(&dir)?;
-        println!("\n{}", results.tables());
+        println!("\n{}\n\n{}", self.recorded, results.tables());
         println!("results: {}", self.paths.short(&dir.join("bench.json")));
         Ok(if results.all_met() {
             Verdict::Passed

@@ -27,6 +27,7 @@ use crate::logscan;
 use crate::paths::{Paths, digest};
 use crate::plan::Only;
 use crate::proc::{self, interrupted, shown, tail};
+use crate::recorded;
 use crate::setup::search_path;
 use crate::topology::{Kind, Models, Topologies};
 use crate::vm::{Boot, Booter, indent};
@@ -158,6 +159,7 @@ impl Bisect<'_> {
             .collect();
         only.check(&names)?;
         let mut rows = Rows::read(self.paths, self.scope);
+        rows.recorded = recorded::line(self.builder.tree)?;
         let mut keys = BTreeMap::new();
         for (c, configuration) in &configurations {
             let recipe = self.recipe(configuration)?;
@@ -582,6 +584,8 @@ fn file(scope: &str, end: &str) -> String {
 struct Rows {
     dir: PathBuf,
     scope: String,
+    /// The series that they are of.
+    recorded: String,
     all: Vec<Row>,
 }
 
@@ -592,6 +596,7 @@ impl Rows {
         Self {
             dir: paths.results(),
             scope: scope.to_owned(),
+            recorded: String::new(),
             all: all.unwrap_or_default(),
         }
     }
@@ -627,7 +632,7 @@ impl Rows {
         fs::create_dir_all(&self.dir)?;
         let json = serde_json::to_string_pretty(&self.all)?;
         fs::write(self.dir.join(file(&self.scope, "json")), json)?;
-        let text = format!("{HEAD}\n{}\n", table(&self.all));
+        let text = format!("{HEAD}\n{}\n\n{}\n", self.recorded, table(&self.all));
         fs::write(self.dir.join(file(&self.scope, "md")), text)?;
         Ok(())
     }

@@ -19,6 +19,7 @@ use crate::kernel::build::Builder;
 use crate::outcome::Verdict;
 use crate::plan::{Job, Spec};
 use crate::proc::capture;
+use crate::recorded;
 use crate::topology::Topologies;
 use crate::tree::Tree;
 use crate::vm::Booter;
@@ -142,7 +143,8 @@ impl Coverage<'_> {
             dir.join("coverage.json"),
             serde_json::to_string_pretty(&summary)?,
         )?;
-        let text = format!("{HEAD}{}", summary.tables());
+        let recorded = recorded::line(self.builder.tree)?;
+        let text = format!("{HEAD}{recorded}\n\n{}", summary.tables());
         fs::write(dir.join("coverage.md"), &text)?;
         println!("\n{text}");
         println!("results: {}", paths.short(&dir.join("coverage.md")));

@@ -29,6 +29,7 @@ mod paths;
 mod plan;
 mod proc;
 mod recipients;
+mod recorded;
 mod report;
 mod series;
 mod setup;

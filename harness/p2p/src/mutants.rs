@@ -24,6 +24,7 @@ use crate::outcome::Verdict;
 use crate::paths::digest;
 use crate::plan::{Job, Only, Spec};
 use crate::proc::{self, output, tail};
+use crate::recorded;
 use crate::report::Outcome;
 use crate::setup::search_path;
 use crate::topology::{Kind, Topologies};
@@ -160,6 +161,7 @@ impl Mutants<'_> {
         let names: Vec<_> = mutants.iter().map(|mutant| mutant.name.clone()).collect();
         only.check(&names)?;
         let known = paths.known(record::JSON);
+        let recorded = recorded::line(tree)?;
         let mut record = Record::read(&known)?;
 
         // What is built and run; not what is only read, nor messages of commits.
@@ -199,7 +201,7 @@ impl Mutants<'_> {
                     key: key_of_none,
                     ..known
                 });
-                record.write(&paths.results(), &mutants)?;
+                record.write(&paths.results(), &mutants, &recorded)?;
             }
             let mut number = 0;
             plant.all(&wanted, |mutant, known| {
@@ -216,10 +218,10 @@ impl Mutants<'_> {
                     key: key(mutant),
                     ..known
                 });
-                record.write(&paths.results(), &mutants)
+                record.write(&paths.results(), &mutants, &recorded)
             })?;
         }
-        record.write(&paths.results(), &mutants)?;
+        record.write(&paths.results(), &mutants, &recorded)?;
         println!("\n{}", record.table(&mutants));
         println!("{}", record.closing_line(&mutants));
         let picked = mutants.iter().filter(|mutant| only.picks(&mutant.name));

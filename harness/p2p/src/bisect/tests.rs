@@ -296,6 +296,10 @@ fn each_patch_is_built_and_what_it_breaks_is_told() {
     let broken = rows[2].trouble.as_ref().unwrap();
     assert!(broken.contains("a.c:1:1: error: broken"), "{broken}");
 
+    // The page says which series it is of.
+    let page = fs::read_to_string(toy.paths.results().join("bisect.md")).unwrap();
+    assert!(page.contains("\n\nRecorded on "), "{page}");
+
     let told = toy.with(|bisect| bisect.failures(&rows));
     let logs = told
         .lines()

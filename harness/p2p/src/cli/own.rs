@@ -9,12 +9,13 @@ use anyhow::Result;
 use crate::export;
 use crate::paths::Paths;
 use crate::proc::output;
+use crate::recorded;
 use crate::report::Outcome;
 use crate::series::Series;
 use crate::tree::Tree;
 use crate::ui::Ui;
 
-/// Their names, for `ONLY=`.
+/// Those of `make test`, for `ONLY=`.
 pub const NAMES: [&str; 3] = ["harness", "style", "drift"];
 
 /// Runs the one of that name.
@@ -23,6 +24,7 @@ pub fn run(name: &str, paths: &Paths, ui: &Ui, tree: &Tree) -> Result<Vec<Outcom
     let outcomes = match name {
         "harness" => harness(paths)?,
         "style" => style(paths)?,
+        recorded::NAME => recorded::check(paths, tree)?,
         _ => vec![drift(paths, tree)?],
     };
     step.done(format!("{} tests", outcomes.len()));

@@ -25,6 +25,7 @@ use crate::outcome::{Usage, Verdict};
 use crate::paths::Paths;
 use crate::plan::{Job, Only, Plan, Spec, kernels_for, of_machine, run_as_built};
 use crate::proc;
+use crate::recorded;
 use crate::report::{self, Outcome, Report};
 use crate::series::Series;
 use crate::setup;
@@ -383,6 +384,7 @@ impl Run<'_> {
             ui: self.ui,
             booter: &self.booter(&tools, &topologies),
             settings: &settings,
+            recorded: recorded::line(&tree)?,
         }
         .run(only, &topologies)
     }
@@ -501,10 +503,10 @@ impl Run<'_> {
 }
 
 /// Checks that look at this repository.
-const OF_REPOSITORY: [&str; 2] = ["style", "drift"];
+const OF_REPOSITORY: [&str; 3] = ["style", "drift", recorded::NAME];
 
 /// Checks that do not look at a topic by itself.
-const NOT_OF_TOPICS: [&str; 3] = ["style", "drift", check::TREES];
+const NOT_OF_TOPICS: [&str; 4] = ["style", "drift", recorded::NAME, check::TREES];
 
 /// Why an `ONLY=` with wildcards picks none of them.
 pub const ON_DEMAND: &str = "kernels that are built on demand want their whole names";

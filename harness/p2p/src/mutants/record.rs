@@ -139,11 +139,12 @@ impl Record {
     }
 
     /// Writes all of it, for programs and for people.
-    pub fn write(&self, dir: &Path, mutants: &[Mutant]) -> Result<()> {
+    /// `recorded`: the series that it is of.
+    pub fn write(&self, dir: &Path, mutants: &[Mutant], recorded: &str) -> Result<()> {
         fs::create_dir_all(dir)?;
         fs::write(dir.join(JSON), serde_json::to_string_pretty(self)?)?;
         let (table, line) = (self.table(mutants), self.closing_line(mutants));
-        let text = format!("{HEAD}\n{table}\n{line}\n");
+        let text = format!("{HEAD}\n{recorded}\n\n{table}\n{line}\n");
         fs::write(dir.join(TABLE), text)?;
         Ok(())
     }

@@ -261,7 +261,13 @@ fn what_is_known_outlives_a_run_until_something_changes() {
     );
     known.key = "1".to_owned();
     record.add(known);
-    record.write(dir.path(), &[mutant("a")]).unwrap();
+    let said = "Recorded on 1 May 2026";
+    record.write(dir.path(), &[mutant("a")], said).unwrap();
+    let page = fs::read_to_string(dir.path().join("mutants.md")).unwrap();
+    assert!(
+        page.contains(&format!("\n\n{said}\n\n| mutant |")),
+        "{page}"
+    );
     let mut record = Record::read(&file).unwrap();
     assert!(record.knows("a", "1"));
     assert!(!record.knows("a", "2"));
