@@ -41,6 +41,9 @@ QEMU has run and the line table. `qemu/coverage.toml` has the tests and the reas
 
 ";
 
+/// What the tools of lcov read, among the results.
+const TRACE: &str = "coverage.info";
+
 /// QEMU's log of a machine that counts, and where its modules were.
 pub const LOG: &str = "executed.log";
 const MODULES: &str = "out/modules";
@@ -146,8 +149,11 @@ impl Coverage<'_> {
         let recorded = recorded::line(self.builder.tree)?;
         let text = format!("{HEAD}{recorded}\n\n{}", summary.tables());
         fs::write(dir.join("coverage.md"), &text)?;
+        let trace = lines.tracefile(&added, &touched);
+        fs::write(dir.join(TRACE), trace)?;
         println!("\n{text}");
         println!("results: {}", paths.short(&dir.join("coverage.md")));
+        println!("tracefile: {}", paths.short(&dir.join(TRACE)));
         Ok(if summary.is_explained() {
             Verdict::Passed
         } else {

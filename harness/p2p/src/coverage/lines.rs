@@ -58,6 +58,25 @@ impl Lines {
         *file.entry(number).or_default() += count;
     }
 
+    /// The lines that the series adds to `files`, as a tracefile of lcov.
+    pub fn tracefile(&self, added: &Added, files: &[&str]) -> String {
+        let mut text = String::new();
+        for file in files {
+            let counts = self.of(file).into_iter().flatten();
+            let counts = Vec::from_iter(counts.filter(|(number, _)| added.has(file, **number)));
+            if counts.is_empty() {
+                continue;
+            }
+            let _ = writeln!(text, "TN:series\nSF:{file}");
+            for (number, count) in &counts {
+                let _ = writeln!(text, "DA:{number},{count}");
+            }
+            let reached = counts.iter().filter(|(_, count)| **count > 0).count();
+            let _ = writeln!(text, "LF:{}\nLH:{reached}\nend_of_record", counts.len());
+        }
+        text
+    }
+
     fn of(&self, file: &str) -> Option<&BTreeMap<usize, u64>> {
         self.0.get(file)
     }

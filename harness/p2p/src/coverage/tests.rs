@@ -86,6 +86,19 @@ fn summary(reasons: &[Unreached]) -> Summary {
     Summary::new(&lines, &added, &["mm/a.c", "mm/b.c"], tree.path(), reasons).unwrap()
 }
 
+#[test]
+fn the_tracefile_has_the_added_lines() {
+    let mut lines = Lines::default();
+    for _machine in 0..2 {
+        lines.add(SAID, Path::new("/tree")).unwrap();
+    }
+    // b.c has no code that counts, and a.h is as before.
+    let added = Added::parse("+++ b/mm/a.c\n@@ -0,0 +2,2 @@\n+++ b/mm/b.c\n@@ -0,0 +1 @@\n");
+    let text = lines.tracefile(&added, &["mm/a.c", "mm/a.h", "mm/b.c"]);
+    let file = "TN:series\nSF:mm/a.c\nDA:2,4\nDA:3,0\nLF:2\nLH:1\nend_of_record\n";
+    assert_eq!(text, file);
+}
+
 fn because(file: &str, text: &str) -> Unreached {
     Unreached {
         file: file.to_owned(),
