@@ -31,6 +31,9 @@ pub(crate) const VENDOR: pci::Vendor = pci::Vendor::REDHAT_QUMRANET;
 /// Inter-VM shared memory.
 pub(crate) const DEVICE: u32 = 0x1110;
 
+/// The BAR with the registers, which are not used.
+const REGS_BAR: u32 = 0;
+
 /// The BAR with the shared memory, which is the video memory.
 const VRAM_BAR: u32 = 2;
 
@@ -43,9 +46,9 @@ const CHUNK_SIZE: usize = CHUNK_PAGES * PAGE_SIZE;
 /// A GPU, as long as its device is bound.
 #[pin_data]
 pub(crate) struct Gpu<'bound> {
-    /// Held by whoever takes pages or changes the windows.
+    /// Held by whoever takes pages or changes the windows. Has the chunk to evict next.
     #[pin]
-    moving: Mutex<()>,
+    moving: Mutex<usize>,
     #[pin]
     map: PageMap<'bound, Vram<'bound>>,
     pdev: &'bound pci::Device<Bound>,
@@ -72,13 +75,12 @@ impl<'bound> Gpu<'bound> {
             .min(size as u64)
             / CHUNK_SIZE as u64
             * CHUNK_SIZE as u64;
-        let vram = Vram::new(pdev, size, window)?;
+        let vram = Vram::new(pdev, size, window);
         let pdev: &'bound pci::Device<Bound> = pdev;
 
         Ok(try_pin_init!(Self {
-            moving <- new_mutex!((), "p2ptest_gpu::moving"),
-            // SAFETY: This is the data behind the gate, which is dropped before `'bound` ends. The
-            // windows of `vram` are in the BAR of `pdev`.
+            moving <- new_mutex!(0, "p2ptest_gpu::moving"),
+            // SAFETY: This is the data behind the gate, which is dropped before `'bound` ends.
             map <- unsafe { PageMap::new(pdev.as_ref(), c"p2ptest_gpu", size, vram) },
             pdev,
         }? Error))

@@ -48,7 +48,7 @@
 //!   is not accessed while it is held, and it is never taken in a callback.
 //! - The `mmap_lock`, and the page locks that migrations take.
 //! - The mutex of the window pool.
-//! - The spinlocks of the pagemap and of the chunks. They are the only locks taken when a page is
+//! - The spinlocks of the pagemap and of the windows. They are the only locks taken when a page is
 //!   freed, which can happen under page table locks.
 
 use kernel::{

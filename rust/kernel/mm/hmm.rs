@@ -24,7 +24,7 @@
 //! other cases the page is migrated to host memory.
 //!
 //! Start at [`IntervalNotifier::fault`], and see [`dma`] for turning the result into addresses that
-//! a device can use.
+//! a device can use. [`DmaMap`](dma::DmaMap) has an example of all steps.
 //!
 //! C headers: [`include/linux/hmm.h`](srctree/include/linux/hmm.h),
 //! [`include/linux/hmm-dma.h`](srctree/include/linux/hmm-dma.h)
@@ -66,6 +66,12 @@ use core::{
     marker::PhantomData,
     ops::Range,
     ptr, //
+};
+
+#[cfg(all(CONFIG_DEVICE_PRIVATE, not(CONFIG_PPC_BOOK3S_64)))]
+use crate::mm::pagemap::{
+    self,
+    PageMap, //
 };
 
 pub mod dma;
@@ -125,7 +131,7 @@ pub enum Access {
 pub struct Request<'a> {
     access: Access,
     peer: Option<&'a Device<Bound>>,
-    owner: *const c_void,
+    owner: *mut c_void,
     timeout: Msecs,
 }
 
@@ -135,7 +141,7 @@ impl<'a> Request<'a> {
         Self {
             access,
             peer: None,
-            owner: ptr::null(),
+            owner: ptr::null_mut(),
             timeout: bindings::HMM_RANGE_DEFAULT_TIMEOUT,
         }
     }
@@ -149,11 +155,10 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Permits device private memory of `owner`.
-    ///
-    /// `owner` is what the memory was registered with, `dev_pagemap.owner`.
-    pub const fn device_private_owner(mut self, owner: *const c_void) -> Self {
-        self.owner = owner;
+    /// Permits device private memory of `map`.
+    #[cfg(all(CONFIG_DEVICE_PRIVATE, not(CONFIG_PPC_BOOK3S_64)))]
+    pub fn device_private_of<T: pagemap::Ops>(mut self, map: &'a PageMap<'_, T>) -> Self {
+        self.owner = map.owner();
         self
     }
 
@@ -361,7 +366,7 @@ impl<T: Ops> IntervalNotifier<T> {
             default_flags: request.all_flags() | (flag ^ by_page),
             // Without a `dma_dev`, the flag must not even be considered.
             pfn_flags_mask: by_page,
-            dev_private_owner: request.owner.cast_mut(),
+            dev_private_owner: request.owner,
             dma_dev: request.peer.map_or(ptr::null_mut(), |dev| dev.as_raw()),
             p2p_results: buf.results.as_mut_ptr(),
         };
@@ -479,7 +484,7 @@ pub enum Pfn<'a> {
     Host(HostPfn<'a>),
     /// Memory of a peer, reachable by DMA of the device given to [`Request::try_p2p`] only.
     Alias(AliasPfn<'a>),
-    /// Memory of the owner given to [`Request::device_private_owner`].
+    /// Device private memory of the pagemap given to `Request::device_private_of`.
     DevicePrivate(DevicePrivatePfn<'a>),
 }
 
@@ -667,9 +672,9 @@ mod tests {
         },
     };
 
-    const PAGES: usize = 4;
+    pub(super) const PAGES: usize = 4;
     const PROT_READ: usize = 1;
-    const PROT_READ_WRITE: usize = 3;
+    pub(super) const PROT_READ_WRITE: usize = 3;
     const MAP_PRIVATE_ANONYMOUS: usize = 0x22;
 
     /// Records what it is told.
@@ -684,7 +689,7 @@ mod tests {
     }
 
     /// Runs `f` and returns its result, and how often the kernel would have warned meanwhile.
-    fn count_warnings<R>(f: impl FnOnce() -> R) -> (R, usize) {
+    pub(super) fn count_warnings<R>(f: impl FnOnce() -> R) -> (R, usize) {
         // SAFETY: Called by the thread of a test, which is `test`, and nothing else in it
         // suppresses warnings.
         unsafe {
@@ -699,7 +704,7 @@ mod tests {
     }
 
     /// Maps `PAGES` pages of anonymous memory, in an address space that ends with the test.
-    fn map(prot: usize) -> Result<Range<usize>> {
+    pub(super) fn map(prot: usize) -> Result<Range<usize>> {
         // SAFETY: Called by the thread of a test, which has no address space of its own.
         to_result(unsafe { bindings::kunit_attach_mm() })?;
 
@@ -720,7 +725,7 @@ mod tests {
         Ok(addr..addr + PAGES * PAGE_SIZE)
     }
 
-    fn unmap(range: Range<usize>) -> Result {
+    pub(super) fn unmap(range: Range<usize>) -> Result {
         // SAFETY: The thread has an address space that nothing but the test uses.
         to_result(unsafe { bindings::vm_munmap(range.start, range.end - range.start) })
     }

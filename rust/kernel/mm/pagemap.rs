@@ -76,6 +76,9 @@ use core::{
     ptr::NonNull, //
 };
 
+#[cfg(CONFIG_PCI)]
+use crate::pci::p2pdma::Provider;
+
 mod in_use;
 
 use in_use::InUse;
@@ -89,14 +92,8 @@ pub const PMD_PAGES: usize = 1 << PMD_ORDER;
 /// What a driver does with the pages of its [`PageMap`].
 ///
 /// An implementation is also the driver's data for the pagemap. It lives as long as that.
-///
-/// # Safety
-///
-/// An address in a registered range that [`Ops::device_private_dma_phys`] returns must be in a BAR
-/// of the device that the pagemap is made for, see [`PageMap::new`]: what peers may still look at,
-/// of the device that has the range, is there because the pagemap goes first.
 #[vtable]
-pub unsafe trait Ops: Send + Sync + Sized {
+pub trait Ops: Send + Sync + Sized {
     /// Copies the content of device pages to host memory.
     ///
     /// The pages are those from `first` on, as many as `dst` has. No CPU can access them meanwhile,
@@ -123,8 +120,8 @@ pub unsafe trait Ops: Send + Sync + Sized {
     /// [`ENOMEM`] if nothing else helps, and gets `SIGBUS` after any other error.
     fn migrate_to_ram(map: &PageMap<'_, Self>, fault: Fault<'_>) -> Result;
 
-    /// Returns the alias of a page: the CPU physical address in a BAR at which peers can reach it,
-    /// and how far around the page this is the same arithmetic.
+    /// Returns the alias of a page: where in a BAR peers can reach it, and how far around the page
+    /// this is the same arithmetic.
     ///
     /// [`None`] means that there is no alias. Peers then get the page migrated to host memory.
     ///
@@ -138,23 +135,63 @@ pub unsafe trait Ops: Send + Sync + Sized {
     /// [`AliasRange`](kernel::pci::p2pdma::AliasRange); others are refused.
     ///
     /// [`hmm_range_fault()`]: srctree/mm/hmm.c
-    fn device_private_dma_phys(&self, index: usize) -> Option<Alias> {
+    fn device_private_dma_phys(&self, index: usize) -> Option<Alias<'_>> {
         let _ = index;
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 }
 
 /// Where peers can reach a page.
-pub struct Alias {
-    /// The physical address of the page in a BAR.
-    pub phys: PhysAddr,
+///
+/// # Invariants
+///
+/// `phys` is in a BAR of a device that stays bound to its driver during `'a`.
+pub struct Alias<'a> {
+    phys: PhysAddr,
+    pages: Range<usize>,
+    _dev: PhantomData<&'a Device<Bound>>,
+}
 
-    /// Pages around it whose aliases are in a row with this one, and hold as long as this one
-    /// does, whether they are in use or not.
+#[cfg(CONFIG_PCI)]
+impl<'a> Alias<'a> {
+    /// Creates the alias of a page that is at byte `offset` of a BAR, if the BAR is that large.
     ///
-    /// A page that is not in the range is asked for again, so that an empty range is right, too,
-    /// just slow.
-    pub pages: Range<usize>,
+    /// `pages` are the pages around it whose aliases are in a row with this one, and hold as long
+    /// as this one does, whether they are in use or not. A page that is not in this range is asked
+    /// for again, so that an empty range is right, too, just slow.
+    ///
+    /// # Examples
+    ///
+    /// Memory that is in a BAR as a whole, each page at a place of its own:
+    ///
+    /// ```
+    /// use kernel::{
+    ///     mm::pagemap::Alias,
+    ///     page::PAGE_SIZE,
+    ///     pci::p2pdma::Provider, //
+    /// };
+    ///
+    /// struct Vram<'bound> {
+    ///     bar: Provider<'bound>,
+    ///     nr_pages: usize,
+    /// }
+    ///
+    /// impl Vram<'_> {
+    ///     fn alias(&self, index: usize) -> Option<Alias<'_>> {
+    ///         // What is true of one page is true of all.
+    ///         Alias::new(&self.bar, (index * PAGE_SIZE) as u64, 0..self.nr_pages)
+    ///     }
+    /// }
+    /// ```
+    #[inline]
+    pub fn new(bar: &Provider<'a>, offset: u64, pages: Range<usize>) -> Option<Self> {
+        // INVARIANT: By the type invariants of `Provider`, whose device is bound during `'a`.
+        Some(Self {
+            phys: bar.address(offset)?,
+            pages,
+            _dev: PhantomData,
+        })
+    }
 }
 
 /// A range of physical addresses that nothing decodes.
@@ -221,15 +258,12 @@ unsafe impl Sync for FreeMemRegion {}
 ///
 /// # Examples
 ///
-/// Memory that peers can reach at a fixed place in a BAR:
-///
 /// ```
 /// use kernel::{
 ///     device::{
 ///         Bound,
 ///         Device, //
 ///     },
-///     io::PhysAddr,
 ///     mm::{
 ///         migrate::{
 ///             Fault,
@@ -237,22 +271,17 @@ unsafe impl Sync for FreeMemRegion {}
 ///         },
 ///         pagemap::{
 ///             self,
-///             Alias,
 ///             PageMap, //
 ///         },
 ///     },
-///     page::PAGE_SIZE,
 ///     prelude::*,
 ///     sizes::SZ_64M, //
 /// };
 ///
-/// struct Vram {
-///     bar_start: PhysAddr,
-/// }
+/// struct Vram;
 ///
 /// #[vtable]
-/// // SAFETY: The addresses are in the BAR that begins at `bar_start`.
-/// unsafe impl pagemap::Ops for Vram {
+/// impl pagemap::Ops for Vram {
 ///     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result {
 ///         for i in 0..dst.nr_pages() {
 ///             dst.with_page(i, |bytes| {
@@ -270,27 +299,12 @@ unsafe impl Sync for FreeMemRegion {}
 ///         fault.setup(map)?.copy()?.pages();
 ///         Ok(())
 ///     }
-///
-///     fn device_private_dma_phys(&self, index: usize) -> Option<Alias> {
-///         Some(Alias {
-///             phys: self.bar_start + (index * PAGE_SIZE) as PhysAddr,
-///             // This is true of every page.
-///             pages: 0..SZ_64M / PAGE_SIZE,
-///         })
-///     }
 /// }
 ///
-/// /// # Safety
-/// ///
-/// /// `bar_start` must be where a BAR of `dev` begins.
-/// unsafe fn create<'bound>(
-///     dev: &'bound Device<Bound>,
-///     bar_start: PhysAddr,
-/// ) -> Result<Pin<KBox<PageMap<'bound, Vram>>>> {
-///     let vram = pin_init::init!(Vram { bar_start });
+/// fn create<'bound>(dev: &'bound Device<Bound>) -> Result<Pin<KBox<PageMap<'bound, Vram>>>> {
+///     let vram = Ok::<_, Error>(Vram);
 ///
-///     // SAFETY: It becomes part of the data of a driver, which is dropped before `'bound` ends,
-///     // and `dev` has the BAR.
+///     // SAFETY: It becomes part of the data of a driver, which is dropped before `'bound` ends.
 ///     KBox::pin_init(unsafe { PageMap::new(dev, c"example", SZ_64M, vram) }, GFP_KERNEL)
 /// }
 /// ```
@@ -340,10 +354,8 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
     ///
     /// # Safety
     ///
-    /// - What is initialised must not be leaked, as by [`core::mem::forget`], but dropped before
-    ///   `'bound` ends: `data` may borrow from the device, and is used as long as the pagemap is
-    ///   there.
-    /// - `dev` must be the device that the aliases of `data` lead to.
+    /// What is initialised must not be leaked, as by [`core::mem::forget`], but dropped before
+    /// `'bound` ends: `data` may borrow from devices, and is used as long as the pagemap is there.
     pub unsafe fn new<E>(
         dev: &'bound Device<Bound>,
         name: &'static CStr,
@@ -483,6 +495,10 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
         // a grace period when all pages are gone, so the pagemap outlives the read side section.
         let map = unsafe { Self::from_raw(pgmap) };
 
+        // What peers look up by the alias is there as long as the page is in use: the device that
+        // has the BAR is bound as long as `map.data` may be borrowed, which is dropped when no page
+        // is in use any more. Nobody has changed or replaced `map.data` by then, because what
+        // is given out are shared references.
         let Some(alias) = map
             .index(pfn)
             .and_then(|index| map.data.device_private_dma_phys(index))
@@ -524,7 +540,7 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
     ///
     /// It is never dereferenced.
     #[inline]
-    pub fn owner(&self) -> *mut c_void {
+    pub(super) fn owner(&self) -> *mut c_void {
         core::ptr::from_ref(self).cast_mut().cast()
     }
 

@@ -47,13 +47,15 @@ use core::{
     ptr::NonNull, //
 };
 
-/// A PCI device that can give peers access to its BARs.
+/// A memory BAR that peers can get access to.
 ///
-/// This is a cheap handle: it can be copied, and creating it again for the same device is allowed.
+/// This is a cheap handle: it can be copied, and creating it again for the same BAR is allowed.
 ///
 /// # Invariants
 ///
-/// `pcim_p2pdma_init()` succeeded for `pdev` since it was bound to its driver.
+/// - `pcim_p2pdma_init()` succeeded for `pdev` since it was bound to its driver.
+/// - `bar` is a memory BAR of `pdev`. It begins at the CPU physical address `start` and is `size`
+///   bytes long.
 ///
 /// # Examples
 ///
@@ -77,9 +79,9 @@ use core::{
 /// fn first_window<'bound>(
 ///     pdev: &'bound pci::Device<Core<'_>>,
 /// ) -> Result<AliasRange<'bound>> {
-///     let provider = Provider::new(pdev)?;
+///     let provider = Provider::new(pdev, VRAM_BAR)?;
 ///     // SAFETY: It becomes part of the data of a driver, which is dropped before `'bound` ends.
-///     let range = unsafe { provider.register_range(VRAM_BAR, 0, SZ_2M as u64)? };
+///     let range = unsafe { provider.register_range(0, SZ_2M as u64)? };
 ///
 ///     dev_info!(pdev, "peers reach video memory at {:#x}\n", range.start());
 ///     Ok(range)
@@ -88,17 +90,27 @@ use core::{
 #[derive(Clone, Copy)]
 pub struct Provider<'bound> {
     pdev: &'bound pci::Device<Bound>,
+    bar: c_int,
+    start: PhysAddr,
+    size: PhysAddr,
 }
 
 impl<'bound> Provider<'bound> {
-    /// Makes `pdev` a provider.
+    /// Makes a BAR of `pdev` a provider.
     ///
     /// Fails with [`EOPNOTSUPP`] for devices whose BARs can not be mapped, and in a kernel without
-    /// `CONFIG_PCI_P2PDMA`.
+    /// `CONFIG_PCI_P2PDMA`; with [`EINVAL`] if there is no such BAR, or if it is of I/O ports.
     ///
     /// The C function does not expect to race with itself. That is why this takes a device in the
     /// [`Core`] context, which only one thread at a time can have.
-    pub fn new(pdev: &'bound pci::Device<Core<'_>>) -> Result<Self> {
+    pub fn new(pdev: &'bound pci::Device<Core<'_>>, bar: u32) -> Result<Self> {
+        // Other resources, such as a ROM, have no provider.
+        if bar >= bindings::PCI_STD_NUM_BARS {
+            return Err(EINVAL);
+        }
+        let (start, size) = (pdev.resource_start(bar)?, pdev.resource_len(bar)?);
+        let bar = bar.try_into()?;
+
         // SAFETY:
         // - `pdev.as_raw()` is valid by the type invariants of `pci::Device`.
         // - The device is bound to a driver, so that the device managed resources that this call
@@ -106,41 +118,52 @@ impl<'bound> Provider<'bound> {
         // - The `Core` context guarantees that no other thread makes this call for the device.
         to_result(unsafe { bindings::pcim_p2pdma_init(pdev.as_raw()) })?;
 
+        // SAFETY: `pdev.as_raw()` is valid, `pcim_p2pdma_init()` was called, and `bar` is one of
+        // the BARs that it has set up.
+        if unsafe { bindings::pcim_p2pdma_provider(pdev.as_raw(), bar) }.is_null() {
+            return Err(EINVAL);
+        }
+
         // INVARIANT: We just called `pcim_p2pdma_init()`. What it set up is released with the
-        // device managed resources, after `'bound`.
-        Ok(Self { pdev })
+        // device managed resources, after `'bound`. A BAR that has a provider is of memory, and it
+        // does not move while a driver is bound, unless that driver moves it.
+        Ok(Self {
+            pdev,
+            bar,
+            start,
+            size,
+        })
+    }
+
+    /// Returns the CPU physical address of byte `offset`, if the BAR has it.
+    #[inline]
+    pub fn address(&self, offset: u64) -> Option<PhysAddr> {
+        // An address may have 32 bits only.
+        #[allow(clippy::useless_conversion)]
+        let offset: PhysAddr = offset.try_into().ok()?;
+
+        (offset < self.size).then(|| self.start + offset)
     }
 
     /// Lets peers reach `size` bytes of the BAR, from `offset` on.
     ///
     /// Both have to be multiples of the page size. The range ends when the returned value is
-    /// dropped. Fails with [`EINVAL`] if the range is empty, misaligned or not inside a memory
-    /// BAR, and with [`EEXIST`] if it overlaps a range that is registered already.
+    /// dropped. Fails with [`EINVAL`] if the range is empty, misaligned or not inside the BAR, and
+    /// with [`EEXIST`] if it overlaps a range that is registered already.
     ///
     /// # Safety
     ///
     /// The returned value must not be leaked, as by [`core::mem::forget`], but dropped before
     /// `'bound` ends: the range refers to the provider, which ends then.
-    pub unsafe fn register_range(
-        &self,
-        bar: u32,
-        offset: u64,
-        size: u64,
-    ) -> Result<AliasRange<'bound>> {
-        // An address may have 32 bits only.
-        #[allow(clippy::useless_conversion)]
-        let start = self
-            .pdev
-            .resource_start(bar)?
-            .checked_add(offset.try_into()?)
-            .ok_or(EINVAL)?;
+    pub unsafe fn register_range(&self, offset: u64, size: u64) -> Result<AliasRange<'bound>> {
+        let start = self.address(offset).ok_or(EINVAL)?;
 
         // SAFETY:
         // - `self.pdev.as_raw()` is valid by the type invariants of `pci::Device`.
         // - `pcim_p2pdma_init()` was called, by the type invariants of `Self`.
-        // - The function checks `bar`, `offset` and `size`.
+        // - The function checks `offset` and `size`.
         let range = from_err_ptr(unsafe {
-            bindings::pci_p2pdma_register_range(self.pdev.as_raw(), bar.try_into()?, offset, size)
+            bindings::pci_p2pdma_register_range(self.pdev.as_raw(), self.bar, offset, size)
         })?;
 
         // INVARIANT: The range was registered just now and is unregistered only by

@@ -135,7 +135,7 @@ impl Gpu<'_> {
         let pages = (range.start & PAGE_MASK)..page_align(range.end).ok_or(EINVAL)?;
         let view = View::new(mm, pages)?;
         let host = Request::new(if write { Access::Write } else { Access::Read });
-        let anywhere = host.device_private_owner(self.map.owner());
+        let anywhere = host.device_private_of(&self.map);
         let mut pfns = PfnBuf::new(ACCESS_BATCH, GFP_KERNEL)?;
         let mut bytes = KVec::from_elem(0u8, ACCESS_BATCH * PAGE_SIZE, GFP_KERNEL)?;
         let (mut reader, mut writer) = UserSlice::new(buf, range.len()).reader_writer();
@@ -247,7 +247,7 @@ impl Gpu<'_> {
         // Asking for aliases is how to recognise the memory of other devices. It does not matter
         // whether this device can reach it.
         let request = Request::new(Access::Snapshot)
-            .device_private_owner(self.map.owner())
+            .device_private_of(&self.map)
             .try_p2p(self.pdev.as_ref());
         let mut pfns = PfnBuf::new(LOOKUP_BATCH, GFP_KERNEL)?;
         let mut found = KVec::with_capacity(LOOKUP_BATCH, GFP_KERNEL)?;

@@ -100,7 +100,7 @@ impl MiscDevice for GpuFile {
 
 impl GpuFile {
     fn info(&self, gpu: &Gpu<'_>, arg: UserSlice) -> Result {
-        let window = gpu.map.pool().range();
+        let window = gpu.map.pool().hardware().visible();
         let usage = gpu.map.pool().usage();
         let used = gpu.map.nr_in_use();
         let counters = &gpu.map.counters;
@@ -191,15 +191,21 @@ impl GpuFile {
         if gpu.map.nr_in_use() > 0 {
             return Err(EBUSY);
         }
-        gpu.map.pool().set_range(window.start..end)
+
+        let pool = gpu.map.pool();
+        pool.hardware().set_visible(window.start..end);
+        // None is in use.
+        while pool.reclaim() {}
+        Ok(())
     }
 
     fn inject_bad_alias(&self, gpu: &Gpu<'_>, arg: UserSlice) -> Result {
-        match arg.reader().read::<u32>()? {
-            0 => gpu.map.set_bad_alias(false),
-            1 => gpu.map.set_bad_alias(true),
+        let bad = match arg.reader().read::<u32>()? {
+            0 => false,
+            1 => true,
             _ => return Err(EINVAL),
-        }
+        };
+        gpu.map.pool().hardware().set_bad_alias(bad);
         Ok(())
     }
 }

@@ -4,7 +4,8 @@
 
 use super::{
     vram::Vram,
-    Gpu, //
+    Gpu,
+    CHUNK_PAGES, //
 };
 use core::ops::Range;
 use kernel::{
@@ -26,15 +27,19 @@ type Map<'bound> = PageMap<'bound, Vram<'bound>>;
 impl<'bound> Gpu<'bound> {
     /// Moves pages of a process to the device. Returns how many.
     ///
-    /// If there is not enough room, the chunks that have been in use for the longest time are
-    /// evicted. `go_on` is asked between any two steps.
+    /// If there is not enough room, chunks are evicted, each in its turn, which is about the order
+    /// in which they came into use. `go_on` is asked between any two steps.
     pub(crate) fn to_vram(
         &self,
         mm: &MmWithUser,
         mut range: Range<usize>,
         go_on: &dyn Fn() -> Result,
     ) -> Result<usize> {
-        let _moving = self.moving.lock();
+        let mut next_chunk = self.moving.lock();
+        if self.map.nr_in_use() == 0 {
+            // Pages are taken from the first chunk on. So that is going to be the oldest.
+            *next_chunk = 0;
+        }
         let mut moved = 0;
         let mut made_room = false;
 
@@ -58,7 +63,7 @@ impl<'bound> Gpu<'bound> {
             if needed > self.nr_free() && !made_room {
                 drop(migration);
                 drop(mmap);
-                self.make_room(needed);
+                self.make_room(&mut next_chunk, needed);
                 made_room = true;
                 continue;
             }
@@ -113,23 +118,23 @@ impl<'bound> Gpu<'bound> {
         self.map.nr_pages() - self.map.nr_in_use()
     }
 
-    /// Evicts chunks, the oldest first, until `nr` pages are free or each chunk was tried.
-    fn make_room(&self, nr: usize) {
-        let mut after = 0;
+    /// Evicts chunks, from `next` on, until `nr` pages are free or each chunk was tried.
+    fn make_room(&self, next: &mut usize, nr: usize) {
+        let chunks = self.map.nr_pages() / CHUNK_PAGES;
 
-        while self.nr_free() < nr {
-            let Some((chunk, since)) = self.map.oldest(after) else {
+        for _ in 0..chunks {
+            if self.nr_free() >= nr {
                 return;
-            };
+            }
 
             // A huge page that there is no large folio for is only split at first.
             for _ in 0..2 {
-                let evicted = self.map.evict(Vram::pages(chunk));
+                let evicted = self.map.evict(Vram::pages(*next));
 
                 self.map.counters.evicted.add(evicted);
                 self.map.counters.migrated_out.add(evicted);
             }
-            after = since;
+            *next = (*next + 1) % chunks;
         }
     }
 }

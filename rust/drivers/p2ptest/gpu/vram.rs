@@ -12,15 +12,13 @@ use core::ops::Range;
 use kernel::{
     device::Core,
     gpu::window::{
-        Active,
         Window,
         WindowPool, //
     },
     io::{
         io_project,
         Io,
-        Mmio,
-        PhysAddr, //
+        Mmio, //
     },
     mm::{
         migrate::{
@@ -34,21 +32,15 @@ use kernel::{
             PageMap, //
         },
     },
-    new_spinlock,
     page::PAGE_SIZE,
-    pci::{
-        self,
-        p2pdma::Provider, //
-    },
+    pci,
     prelude::*,
-    ptr::Alignment,
     sync::{
         atomic::{
             Atomic,
             Relaxed, //
         },
-        Arc,
-        SpinLock, //
+        Arc, //
     },
     uapi, //
 };
@@ -84,79 +76,35 @@ pub(crate) struct Counters {
     pub(crate) evicted: Counter,
 }
 
-/// The state of a chunk.
-#[derive(Default)]
-struct Chunk {
-    /// Pages in use.
-    used: usize,
-    /// The window, if the chunk got one when the first page was taken.
-    window: Option<Active<u64>>,
-    /// When the first page was taken, in terms of `Chunks::now`.
-    since: u64,
-}
-
-struct Chunks {
-    all: KVec<Chunk>,
-    now: u64,
-}
-
 /// The memory of the device.
 ///
-/// The fields are dropped from top to bottom: the users of windows go before the pool, and that
-/// before the BAR. The pagemap that this belongs to is gone before that.
-#[pin_data]
+/// The fields are dropped from top to bottom: the windows go before the pool, and that before the
+/// BAR. The pagemap that this belongs to is gone before that.
 pub(crate) struct Vram<'bound> {
-    #[pin]
-    chunks: SpinLock<Chunks>,
-    windows: KVec<Arc<Window<u64>>>,
-    pool: Pin<KBox<WindowPool<Bar<'bound>>>>,
+    /// The window of each chunk. Its users are the pages of the chunk that are in use.
+    windows: KVec<Window<Bar<'bound>>>,
+    pool: Arc<WindowPool<Bar<'bound>>>,
     pub(crate) counters: Counters,
-    /// Added to all aliases, to see that HMM refuses what is outside of the windows.
-    skew: Atomic<u64>,
-    bar_start: PhysAddr,
     bar: pci::Bar<'bound>,
 }
 
 impl<'bound> Vram<'bound> {
-    /// Takes possession of the BAR, whose first `window` bytes peers may reach.
+    /// Takes possession of the BAR, whose first `visible` bytes peers may reach.
     pub(crate) fn new(
         pdev: &'bound pci::Device<Core<'_>>,
         size: usize,
-        window: u64,
-    ) -> Result<impl PinInit<Self, Error> + 'bound> {
+        visible: u64,
+    ) -> Result<Self> {
         let bar = pdev.iomap_region(VRAM_BAR, c"p2ptest_gpu")?;
-        let bar_start = pdev.resource_start(VRAM_BAR)?;
-        let provider = match Provider::new(pdev) {
-            Err(e) if e == EOPNOTSUPP => None,
-            provider => Some(provider?),
-        };
-        let pool = KBox::pin_init(
-            WindowPool::new(
-                Bar::new(provider),
-                0..window,
-                Alignment::new::<CHUNK_SIZE>(),
-            ),
-            GFP_KERNEL,
-        )?;
-
         let nr = size / CHUNK_SIZE;
+        let pool = WindowPool::new(Bar::new(pdev, 0..visible)?, nr)?;
         let mut windows = KVec::with_capacity(nr, GFP_KERNEL)?;
-        let mut chunks = KVec::with_capacity(nr, GFP_KERNEL)?;
-        for i in 0..nr {
-            let offset = (i * CHUNK_SIZE) as u64;
 
-            windows.push(pool.window(offset, CHUNK_SIZE as u64)?, GFP_KERNEL)?;
-            chunks.push(Chunk::default(), GFP_KERNEL)?;
+        for i in 0..nr {
+            windows.push(Window::new(&pool, (i * CHUNK_SIZE) as u64)?, GFP_KERNEL)?;
         }
 
-        Ok(try_pin_init!(Self {
-            chunks <- new_spinlock!(
-                Chunks {
-                    all: chunks,
-                    now: 0,
-                },
-                "p2ptest_gpu::chunks"
-            ),
+        Ok(Self {
             windows,
             pool,
             counters: Counters {
@@ -165,23 +113,13 @@ impl<'bound> Vram<'bound> {
                 cpu_faults: Counter::new(),
                 evicted: Counter::new(),
             },
-            skew: Atomic::new(0),
-            bar_start,
             bar,
-        }? Error))
+        })
     }
 
     /// Returns the window pool.
     pub(crate) fn pool(&self) -> &WindowPool<Bar<'bound>> {
         &self.pool
-    }
-
-    /// Makes all aliases wrong, or right again.
-    ///
-    /// They are moved to where no device can be, as the BAR of another test GPU may be next to
-    /// ours.
-    pub(crate) fn set_bad_alias(&self, bad: bool) {
-        self.skew.store(if bad { 1 << 45 } else { 0 }, Relaxed);
     }
 
     /// Returns a part of a page of the device.
@@ -216,96 +154,26 @@ impl<'bound> Vram<'bound> {
         chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES
     }
 
-    /// Chooses the chunk to take `nr` pages from: the first that is used already and has the room,
-    /// or else the first that is not used, so that whole chunks stay free for huge pages.
-    fn choose(&self, nr: usize, not: usize) -> Option<usize> {
-        let chunks = self.chunks.lock();
-        let all = || chunks.all.iter().enumerate().skip(not);
-
-        all()
-            .find(|(_, chunk)| chunk.used > 0 && chunk.used + nr <= CHUNK_PAGES)
-            .or_else(|| all().find(|(_, chunk)| chunk.used == 0))
-            .map(|(i, _)| i)
-    }
-
     /// Takes a folio. `map` is the pagemap that this is the data of.
     ///
-    /// Callers hold [`Gpu::moving`](super::Gpu::moving), so that nobody else takes pages.
+    /// Callers hold [`Gpu::moving`](super::Gpu::moving), so that the windows do not change.
     pub(crate) fn alloc<'a>(
         &self,
         map: &'a PageMap<'_, Self>,
         order: u32,
     ) -> Option<DeviceFolio<'a, Self>> {
-        let nr = 1 << order;
-        let mut from = 0;
+        let folio = map.alloc_in(0..map.nr_pages(), order)?;
 
-        loop {
-            let chunk = self.choose(nr, from)?;
-
-            self.get(chunk, nr);
-            if let Some(folio) = map.alloc_in(Self::pages(chunk), order) {
-                return Some(folio);
-            }
-
-            // The pages were freed just now, and the pagemap has not heard of it yet.
-            self.put(chunk, nr);
-            from = chunk + 1;
-        }
-    }
-
-    /// Accounts for `nr` pages of a chunk, and gets a window for the first ones.
-    fn get(&self, chunk: usize, nr: usize) {
-        {
-            let state = &mut self.chunks.lock().all[chunk];
-            if state.used > 0 {
-                state.used += nr;
-                return;
-            }
-        }
-
-        // It stays unused, because nobody else takes pages. An error here means that there is no
-        // memory to keep track of the range. The chunk can be used all the same.
-        let window = self.pool.acquire(&self.windows[chunk]).unwrap_or(None);
-
-        let mut chunks = self.chunks.lock();
-        chunks.now += 1;
-        let now = chunks.now;
-        let state = &mut chunks.all[chunk];
-        state.window = window;
-        state.since = now;
-        state.used += nr;
-    }
-
-    /// Undoes [`Self::get`]. The last pages of a chunk give up the window, which stays mapped until
-    /// another chunk needs the room.
-    fn put(&self, chunk: usize, nr: usize) {
-        let mut chunks = self.chunks.lock();
-        let state = &mut chunks.all[chunk];
-
-        state.used -= nr;
-        if state.used == 0 {
-            state.window = None;
-        }
-    }
-
-    /// Returns the chunk that has been in use for the longest time, of those that are in use since
-    /// after `after`, and since when.
-    pub(crate) fn oldest(&self, after: u64) -> Option<(usize, u64)> {
-        self.chunks
-            .lock()
-            .all
-            .iter()
-            .enumerate()
-            .filter(|(_, chunk)| chunk.used > 0 && chunk.since > after)
-            .map(|(i, chunk)| (i, chunk.since))
-            .min_by_key(|(_, since)| *since)
+        // No process has the folio yet, so that nobody has asked for its alias.
+        self.windows
+            .get(folio.first() / CHUNK_PAGES)?
+            .acquire(folio.pages().len());
+        Some(folio)
     }
 }
 
 #[vtable]
-// SAFETY: Windows are registered ranges of the GPU's own BAR. What `skew` adds on request leads out
-// of all of them.
-unsafe impl pagemap::Ops for Vram<'_> {
+impl pagemap::Ops for Vram<'_> {
     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result {
         for i in 0..dst.nr_pages() {
             dst.with_page(i, |bytes| self.read(first + i, 0, bytes))
@@ -321,7 +189,9 @@ unsafe impl pagemap::Ops for Vram<'_> {
             // The page is in the BAR: this can not fail.
             let _ = self.write(index, 0, &POISON);
         }
-        self.put(first / CHUNK_PAGES, pages.len());
+        if let Some(window) = self.windows.get(first / CHUNK_PAGES) {
+            kernel::warn_on!(!window.release(pages.len()));
+        }
     }
 
     fn migrate_to_ram(map: &PageMap<'_, Self>, fault: Fault<'_>) -> Result {
@@ -332,18 +202,15 @@ unsafe impl pagemap::Ops for Vram<'_> {
         Ok(())
     }
 
-    fn device_private_dma_phys(&self, index: usize) -> Option<Alias> {
+    fn device_private_dma_phys(&self, index: usize) -> Option<Alias<'_>> {
         let position = self.windows.get(index / CHUNK_PAGES)?.position()?;
         let within = index % CHUNK_PAGES;
         let first = index - within;
 
-        Some(Alias {
-            phys: self.bar_start
-                + position
-                + (within * PAGE_SIZE) as PhysAddr
-                + self.skew.load(Relaxed),
-            // The window stays where it is while any page behind it is in use.
-            pages: first..first + CHUNK_PAGES,
-        })
+        // The window stays where it is while any page behind it is in use.
+        self.pool.hardware().alias(
+            position + (within * PAGE_SIZE) as u64,
+            first..first + CHUNK_PAGES,
+        )
     }
 }

@@ -97,6 +97,78 @@ impl Mapping<'_> {
 
 /// DMA mappings of a range of user addresses for one device, a page each.
 ///
+/// # Examples
+///
+/// A device that reaches memory of a process where it is, as long as it is there:
+///
+/// ```
+/// use kernel::{
+///     device::{
+///         Bound,
+///         Device, //
+///     },
+///     mm::{
+///         hmm::{
+///             dma::DmaMap,
+///             Access,
+///             PfnBuf,
+///             Request, //
+///         },
+///         notifier::{
+///             IntervalNotifier,
+///             Invalidation,
+///             Ops, //
+///         },
+///         MmWithUser, //
+///     },
+///     page::{
+///         PAGE_SHIFT,
+///         PAGE_SIZE, //
+///     },
+///     prelude::*, //
+/// };
+///
+/// struct Mirror<'bound> {
+///     nic: &'bound Device<Bound>,
+///     start: usize,
+/// }
+///
+/// impl<'bound> Ops for Mirror<'bound> {
+///     type Protected = DmaMap<'bound>;
+///
+///     fn invalidate(&self, dma: &mut DmaMap<'bound>, inv: &Invalidation<'_>) {
+///         let range = inv.range();
+///
+///         // First make the device stop to use these pages.
+///         dma.unmap(
+///             (range.start - self.start) >> PAGE_SHIFT
+///                 ..(range.end - self.start).div_ceil(PAGE_SIZE),
+///         );
+///     }
+/// }
+///
+/// fn fault(mirror: &IntervalNotifier<Mirror<'_>>, mm: &MmWithUser, buf: &mut PfnBuf) -> Result {
+///     let request = Request::new(Access::Write).try_p2p(mirror.nic);
+///
+///     loop {
+///         let faulted = mirror.fault(mm, mirror.range(), &request, buf)?;
+///         let mut guard = mirror.lock();
+///
+///         let Ok((valid, dma)) = faulted.validate(&mut guard) else {
+///             // Something was invalidated meanwhile.
+///             continue;
+///         };
+///
+///         let mut fill = dma.fill(valid);
+///         for page in 0..valid.len() {
+///             let _addr = fill.map(page, page)?.addr();
+///             // Tell the device. It uses the address until `invalidate` makes it stop.
+///         }
+///         return Ok(());
+///     }
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// - `map` is allocated for `dev` with `addrs.len()` entries of a page.
@@ -219,7 +291,7 @@ pub struct Fill<'a, 'bound> {
     map: &'a mut DmaMap<'bound>,
     valid: Valid<'a>,
     // Caches the way to the last peer. That is allowed during `'a`: an alias that is valid keeps
-    // its provider from going away, see `Documentation/mm/hmm.rst` and `pagemap::Ops`.
+    // its provider from going away, see `Documentation/mm/hmm.rst` and `pagemap::Alias`.
     state: bindings::pci_p2pdma_map_state,
 }
 
@@ -274,5 +346,223 @@ impl Fill<'_, '_> {
         // mapped nevertheless.
         self.map.addrs[index] = addr;
         self.map.get(index).ok_or(EIO)
+    }
+}
+
+#[cfg(CONFIG_RUST_MM_HMM_KUNIT_TEST)]
+#[macros::kunit_tests(rust_mm_hmm_dma)]
+mod tests {
+    use super::{
+        super::{
+            tests::{
+                count_warnings,
+                map,
+                unmap,
+                PAGES,
+                PROT_READ_WRITE, //
+            },
+            Access,
+            PfnBuf,
+            Request, //
+        },
+        *, //
+    };
+    use crate::{
+        current,
+        faux,
+        mm::{
+            notifier::{
+                IntervalNotifier,
+                Invalidation,
+                Ops, //
+            },
+            MmWithUser, //
+        },
+        new_mutex,
+        page::PAGE_SHIFT, //
+    };
+
+    /// Makes a device ready for DMA to all memory.
+    fn enable_dma(device: &Device<Bound>) -> Result {
+        let dev = device.as_raw();
+
+        // SAFETY: The device belongs to the test, and nothing else does DMA with it.
+        to_result(unsafe {
+            (*dev).dma_mask = &raw mut (*dev).coherent_dma_mask;
+            bindings::dma_set_mask_and_coherent(dev, u64::MAX)
+        })
+    }
+
+    /// What a driver does with a map of the whole range.
+    struct Mirror<'bound> {
+        start: usize,
+        _map: PhantomData<DmaMap<'bound>>,
+    }
+
+    impl<'bound> Ops for Mirror<'bound> {
+        type Protected = DmaMap<'bound>;
+
+        fn invalidate(&self, dma: &mut DmaMap<'bound>, inv: &Invalidation<'_>) {
+            let range = inv.range();
+
+            dma.unmap(
+                (range.start - self.start) >> PAGE_SHIFT..(range.end - self.start) >> PAGE_SHIFT,
+            );
+        }
+    }
+
+    /// Runs `test` with a mirror of `PAGES` pages of writable memory.
+    fn with_mirror(
+        test: impl FnOnce(&IntervalNotifier<Mirror<'_>>, &MmWithUser) -> Result,
+    ) -> Result {
+        let range = map(PROT_READ_WRITE)?;
+        let task = current!();
+        let mm = task.mm().ok_or(EINVAL)?;
+        let registration = faux::Registration::new(c"rust_mm_hmm_dma", None)?;
+        let device: &faux::Device<Bound> = registration.as_ref();
+        enable_dma(device.as_ref())?;
+
+        let mirror = Mirror {
+            start: range.start,
+            _map: PhantomData,
+        };
+        // SAFETY: It is dropped with the notifier, before `registration`.
+        let dma = unsafe { DmaMap::new(device.as_ref(), PAGES)? };
+        let notifier = KBox::pin_init(
+            // SAFETY: It is dropped below.
+            unsafe { IntervalNotifier::new(mm, range, mirror, new_mutex!(dma)) },
+            GFP_KERNEL,
+        )?;
+
+        test(&notifier, mm)
+    }
+
+    /// Faults all of the mirror in, and gives `f` what was found, and the map.
+    fn fault<R>(
+        mirror: &IntervalNotifier<Mirror<'_>>,
+        mm: &MmWithUser,
+        access: Access,
+        f: impl FnOnce(Valid<'_>, &mut DmaMap<'_>) -> R,
+    ) -> Result<R> {
+        let mut buf = PfnBuf::new(PAGES, GFP_KERNEL)?;
+        let faulted = mirror.fault(mm, mirror.range(), &Request::new(access), &mut buf)?;
+        let mut guard = mirror.lock();
+        let (valid, dma) = faulted.validate(&mut guard).map_err(|_| EAGAIN)?;
+
+        Ok(f(valid, dma))
+    }
+
+    #[test]
+    fn filled_until_invalidated() -> Result {
+        with_mirror(|mirror, mm| {
+            fault(mirror, mm, Access::Write, |valid, dma| {
+                let mut fill = dma.fill(valid);
+
+                for page in 0..PAGES {
+                    let mapping = fill.map(page, page)?;
+                    assert_eq!(mapping.route(), Route::Host);
+                    assert!(mapping.writable());
+                }
+                Ok::<_, Error>(())
+            })??;
+
+            {
+                let dma = mirror.lock();
+                let addr = |page| dma.get(page).map(|mapping| mapping.addr());
+
+                for page in 0..PAGES {
+                    assert!(addr(page).is_some());
+                    assert!((0..page).all(|other| addr(other) != addr(page)));
+                }
+                assert!(addr(PAGES).is_none());
+            }
+
+            let range = mirror.range();
+            unmap(range.start + PAGE_SIZE..range.start + 3 * PAGE_SIZE)?;
+
+            let mut dma = mirror.lock();
+            assert!(dma.get(0).is_some());
+            assert!(dma.get(1).is_none());
+            assert!(dma.get(2).is_none());
+            assert!(dma.get(3).is_some());
+            // Empty slots do not count, nor do those that are not there.
+            assert_eq!(dma.unmap(0..usize::MAX), 2);
+            assert_eq!(dma.unmap(0..PAGES), 0);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn what_can_not_be_mapped() -> Result {
+        with_mirror(|mirror, mm| {
+            // Nobody has touched the memory.
+            fault(mirror, mm, Access::Snapshot, |valid, dma| {
+                assert_eq!(dma.fill(valid).map(0, 0).err(), Some(EINVAL));
+                assert!(dma.get(0).is_none());
+            })?;
+
+            fault(mirror, mm, Access::Read, |valid, dma| {
+                let mut fill = dma.fill(valid);
+
+                assert_eq!(fill.map(PAGES, 0).err(), Some(EINVAL));
+                assert_eq!(fill.map(0, PAGES).err(), Some(EINVAL));
+
+                // The driver's own memory is no host memory.
+                let private = Valid {
+                    pfns: &[valid.raw(0).unwrap_or(0) | DEVICE_PRIVATE],
+                    results: &[0],
+                };
+                if DEVICE_PRIVATE != 0 {
+                    assert_eq!(dma.fill(private).map(0, 0).err(), Some(EINVAL));
+                }
+                assert!(dma.get(0).is_none());
+            })
+        })
+    }
+
+    /// A page that is mapped already gets the permission of the last fault.
+    #[test]
+    fn permission_follows() -> Result {
+        with_mirror(|mirror, mm| {
+            let read = fault(mirror, mm, Access::Write, |valid, dma| {
+                let pfns = [valid.raw(0).unwrap_or(0) & !WRITE];
+                let read_only = Valid {
+                    pfns: &pfns,
+                    results: &[0],
+                };
+                let mapping = dma
+                    .fill(read_only)
+                    .map(0, 0)
+                    .map(|m| (m.addr(), m.writable()));
+
+                Ok::<_, Error>((mapping?, dma.fill(valid).map(0, 0)?.addr()))
+            })??;
+            let ((addr, writable), again) = read;
+
+            assert!(!writable);
+            assert_eq!(addr, again);
+            assert!(mirror.lock().get(0).is_some_and(|m| m.writable()));
+            Ok(())
+        })
+    }
+
+    /// A slot has one page until it is emptied. To give it another one is a bug of the driver.
+    #[test]
+    fn slot_is_taken() -> Result {
+        with_mirror(|mirror, mm| {
+            // Counting allocates memory, which is not done under the lock.
+            let (result, warnings) = count_warnings(|| {
+                fault(mirror, mm, Access::Write, |valid, dma| {
+                    let first = dma.fill(valid).map(0, 0)?.addr();
+
+                    assert_eq!(dma.fill(valid).map(1, 0).err(), Some(EIO));
+                    assert_eq!(dma.get(0).map(|m| m.addr()), Some(first));
+                    Ok::<_, Error>(())
+                })
+            });
+
+            assert_eq!(warnings, usize::from(cfg!(CONFIG_BUG)));
+            result?
+        })
     }
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! KUnit test of the order in which device private memory goes away, which
-//! `Documentation/mm/hmm.rst` demands: clients are told, pages are moved home and freed, the
-//! pagemap goes, and only then what the driver keeps for it, such as the ranges of its BAR.
+//! KUnit tests of pages of a process that are in device private memory: how they move home, and the
+//! order in which such memory goes away.
+//!
+//! `Documentation/mm/hmm.rst` demands that order: clients are told, pages are moved home and freed,
+//! the pagemap goes, and only then what the driver keeps for it, such as the ranges of its BAR.
 
 use super::*;
 use crate::{
@@ -92,16 +94,20 @@ struct Driver {
     map: Atomic<usize>,
     /// Address of a folio that somebody has locked until the second page moves, or 0.
     locked: Atomic<usize>,
+    /// Whether pages can not be read.
+    broken: Atomic<bool>,
 }
 
 #[vtable]
-// SAFETY: There are no aliases.
-unsafe impl Ops for Driver {
+impl Ops for Driver {
     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result {
         // The pages of a large folio count as the first one, if it is in one piece.
         let page = first.min(MAX_PAGES - 1);
         let byte = self.content[page].load(Relaxed) as u8;
 
+        if self.broken.load(Relaxed) {
+            return Err(EIO);
+        }
         self.log.note(&self.log.copied[page]);
         if first == 1 {
             let locked = self.locked.xchg(0, Relaxed);
@@ -144,14 +150,15 @@ impl Drop for Driver {
 }
 
 /// Has a process with `nr` folios, all of them in device memory, and gives `test` the pagemap to
-/// drop. Fails with [`EBUSY`] if not all of them get there, with [`EIO`] if the process notices.
+/// drop, and the addresses. Fails with [`EBUSY`] if not all of them get there, with [`EIO`] if the
+/// process notices.
 ///
 /// A large folio is one that the process has not used before. It holds the first page.
 fn process_in_device_memory(
     nr: usize,
     order: u32,
     log: &Arc<Log>,
-    test: impl FnOnce(Pin<KBox<PageMap<'_, Driver>>>) -> Result,
+    test: impl FnOnce(Pin<KBox<PageMap<'_, Driver>>>, Range<usize>) -> Result,
 ) -> Result {
     // SAFETY: Called in the context of a KUnit test, which ends what it begins.
     to_result(unsafe { bindings::kunit_attach_mm() })?;
@@ -193,6 +200,7 @@ fn process_in_device_memory(
         pfn: Atomic::new(0),
         map: Atomic::new(0),
         locked: Atomic::new(0),
+        broken: Atomic::new(false),
     };
     let map = KBox::pin_init(
         // SAFETY: It is dropped by `test`, or when this returns, before `registration` is.
@@ -225,7 +233,7 @@ fn process_in_device_memory(
         }
     }
 
-    test(map)?;
+    test(map, range)?;
 
     for page in 0..nr {
         if user(page).reader().read::<u8>()? != CONTENT + page as u8 {
@@ -244,7 +252,7 @@ mod suite {
     fn order_of_teardown() -> Result {
         let log = Log::new()?;
 
-        process_in_device_memory(1, 0, &log, |map| {
+        process_in_device_memory(1, 0, &log, |map, _| {
             let before = log.now.load(Relaxed);
             assert_eq!(map.nr_in_use(), 1);
             assert_eq!(log.freed.load(Relaxed), 0);
@@ -269,7 +277,7 @@ mod suite {
     fn pages_in_use_move_later() -> Result {
         let log = Log::new()?;
 
-        process_in_device_memory(2, 0, &log, |map| {
+        process_in_device_memory(2, 0, &log, |map, _| {
             // SAFETY: The page is in use: the process has it.
             let folio = unsafe { bindings::page_folio(map.page(0)) };
             // SAFETY: As above.
@@ -288,7 +296,7 @@ mod suite {
     fn waiting_is_told() -> Result {
         let log = Log::new()?;
 
-        process_in_device_memory(1, 0, &log, |map| {
+        process_in_device_memory(1, 0, &log, |map, _| {
             let mut told = 0;
 
             // SAFETY: The page is in use: the process has it.
@@ -313,7 +321,7 @@ mod suite {
         if !cfg!(CONFIG_TRANSPARENT_HUGEPAGE) {
             return Ok(());
         }
-        process_in_device_memory(1, PMD_ORDER, &log, |map| {
+        process_in_device_memory(1, PMD_ORDER, &log, |map, _| {
             assert_eq!(map.nr_in_use(), PMD_PAGES);
             assert_eq!(map.evict(PMD_PAGES..PMD_PAGES), 0);
             assert_eq!(map.evict(7..7), 0);
@@ -321,6 +329,127 @@ mod suite {
             // If there is no large folio in host memory, the first attempt only splits it.
             let moved = map.evict(7..8) + map.evict(7..8);
             assert_eq!(moved, PMD_PAGES);
+            assert_eq!(map.nr_in_use(), 0);
+            Ok(())
+        })
+    }
+}
+
+#[macros::kunit_tests(rust_mm_migrate)]
+mod migrate_suite {
+    use super::*;
+
+    /// Begins to move a range home, and gives `f` the migration.
+    fn to_host<R>(
+        map: &PageMap<'_, Driver>,
+        range: &Range<usize>,
+        f: impl FnOnce(Migration<'_, Driver, migrate::ToHost, migrate::Collected>) -> R,
+    ) -> Result<R> {
+        let task = current!();
+        let mm = task.mm().ok_or(EINVAL)?;
+        let mmap = mm.mmap_read_lock();
+        let (migration, end) = Migration::to_host(map, &mmap, range.start, range.end)?;
+
+        assert_eq!(end, range.end);
+        Ok(f(migration))
+    }
+
+    /// Reads a byte as the process does.
+    fn touch(addr: usize) -> Result<u8> {
+        UserSlice::new(UserPtr::from_addr(addr), 1).reader().read()
+    }
+
+    #[test]
+    fn home_on_request() -> Result {
+        process_in_device_memory(2, 0, &Log::new()?, |map, range| {
+            let addrs = [range.start, range.start + PAGE_SIZE];
+            let mut moved = [0; 2];
+            let mut nr = 0;
+
+            to_host(&map, &range, |migration| {
+                assert_eq!(migration.nr_collected(), 2);
+                migration.copy()?.pages().moved(|addr, pages| {
+                    assert_eq!(pages, 1);
+                    moved[nr] = addr;
+                    nr += 1;
+                });
+                Ok::<_, Error>(())
+            })??;
+            assert_eq!(moved, addrs);
+            assert_eq!(map.nr_in_use(), 0);
+
+            // Nothing is left to move.
+            let left = to_host(&map, &range, |migration| migration.copy().map(|_| ()))?;
+            assert_eq!(left, Ok(()));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn home_when_touched() -> Result {
+        let log = Log::new()?;
+
+        process_in_device_memory(2, 0, &log, |map, range| {
+            assert_eq!(touch(range.start + PAGE_SIZE)?, CONTENT + 1);
+            // Only that page came.
+            assert_eq!(map.nr_in_use(), 1);
+            assert_eq!(log.copied[0].load(Relaxed), 0);
+            assert_eq!(touch(range.start)?, CONTENT);
+            assert_eq!(map.nr_in_use(), 0);
+            Ok(())
+        })
+    }
+
+    /// What is dropped before it moves stays where it is.
+    #[test]
+    fn stays_if_given_up() -> Result {
+        process_in_device_memory(2, 0, &Log::new()?, |map, range| {
+            to_host(&map, &range, |migration| drop(migration))?;
+            assert_eq!(map.nr_in_use(), 2);
+            to_host(&map, &range, |migration| migration.copy().map(drop))??;
+            assert_eq!(map.nr_in_use(), 2);
+            Ok(())
+        })
+    }
+
+    /// Nothing is lost when pages can not be read, as long as the device is there.
+    #[test]
+    fn stays_if_not_copied() -> Result {
+        process_in_device_memory(1, 0, &Log::new()?, |map, range| {
+            map.broken.store(true, Relaxed);
+            let copied = to_host(&map, &range, |migration| migration.copy().map(drop))?;
+            assert_eq!(copied, Err(EIO));
+            assert_eq!(map.evict(0..1), 0);
+            assert!(touch(range.start).is_err());
+            assert_eq!(map.nr_in_use(), 1);
+
+            map.broken.store(false, Relaxed);
+            assert_eq!(map.evict(0..1), 1);
+            Ok(())
+        })
+    }
+
+    /// A page goes to a page of the same size, and a folio that was not used is free again.
+    #[test]
+    fn to_a_folio_that_fits() -> Result {
+        process_in_device_memory(1, 0, &Log::new()?, |map, range| {
+            assert_eq!(map.evict(0..1), 1);
+
+            let task = current!();
+            let mm = task.mm().ok_or(EINVAL)?;
+            let mmap = mm.mmap_read_lock();
+            let (migration, _) = Migration::to_device(&map, &mmap, range.start, range.end)?;
+            let copied = migration.copy(|source| {
+                let folio = map.alloc_in(0..PMD_PAGES, PMD_ORDER);
+
+                assert_eq!(source.address(), range.start);
+                assert_eq!(source.order(), 0);
+                assert_eq!(
+                    folio.map(|folio| source.migrate_to(folio)),
+                    Some(Err(EINVAL))
+                );
+            });
+            assert_eq!(copied.pages().nr_moved(), 0);
             assert_eq!(map.nr_in_use(), 0);
             Ok(())
         })
