@@ -23,13 +23,14 @@ tests = $(only) $(call take,TEST,--test) \
 # The kernel's own make is started by the tool and must not see ours.
 run = unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
 	exec build/p2p --root '$(CURDIR)' $(arguments)
-p2p = @harness/setup.sh && $(run)
+# The tool installs the packages that the target needs.
+p2p = @harness/setup.sh $@ && export P2P_TARGET=$@ && $(run)
 
 # Programs that are called leave nothing elsewhere.
 export TMPDIR := $(CURDIR)/build/tmp
 
-.PHONY: help setup tree export drift build demo test list check bisect mutants coverage bench \
-	soak hw-test doctor shell clean
+.PHONY: help setup fetch tree export drift build demo test list check bisect mutants coverage \
+	bench soak hw-test doctor shell clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -55,7 +56,10 @@ help: ## list the targets
 	@echo '  DOCTOR=    options of p2p-doctor, e.g. --json (doctor)'
 	@echo '  V=1        show every command'
 
-setup: ## install what is missing and get the base kernel
+setup: ## install packages, and download all that later runs need
+	$(p2p) setup
+
+fetch: ## download what later runs need to the cache; they then work without a network
 	$(p2p) setup
 
 tree: ## make build/linux: the base and a commit for each patch
@@ -71,7 +75,7 @@ build: ## build every test kernel and the selftests, or ONLY= one kernel
 	$(p2p) build $(only)
 
 demo: ## run the main job in every topology; ends with a table
-	@harness/setup.sh demo && $(run) demo $(only)
+	$(p2p) demo $(only)
 
 test: ## run everything; ends with "N passed, N failed, N skipped"
 	$(p2p) test $(tests)
@@ -110,8 +114,9 @@ doctor: ## say for each pair of this host's devices why peer-to-peer DMA is off
 shell: ## a shell in a virtual machine: ONLY=switch, or a job: ONLY=mlx5/switch
 	$(p2p) shell $(only)
 
+# Without the tool nothing was built.
 clean: ## remove the built kernels and results, keep the tree and the caches
-	$(p2p) clean
+	@[ ! -x build/p2p ] || { $(run) clean; }
 
 .DEFAULT:
 	@echo "no target '$@': \`make help\` lists them" >&2; exit 64

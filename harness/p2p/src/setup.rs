@@ -15,6 +15,7 @@ use crate::proc::capture;
 use crate::ui::Ui;
 
 mod apt;
+pub mod packages;
 pub mod qemu;
 pub mod rdma_core;
 pub mod source;
@@ -32,6 +33,7 @@ pub struct Tools {
 
 /// Installs bindgen and virtme-ng unless they are there.
 pub fn tools(paths: &Paths, ui: &Ui) -> Result<Tools> {
+    packages::ensure(paths)?;
     Ok(Tools {
         bindgen: bindgen(paths, ui)?,
         vng_dir: virtme_ng(paths, ui)?,

@@ -62,6 +62,7 @@ const TREE_BYTES: u64 = 5 << 30;
 
 /// Makes the tree, or brings it up to date with patches/.
 pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
+    setup::packages::ensure(paths)?;
     let series = Series::read(&paths.root)?;
     let dir = paths.tree();
     if !dir.exists() {

@@ -188,6 +188,9 @@ impl Run<'_> {
         let names = Vec::from_iter(names.copied());
         only.check(&[names.as_slice(), &folders].concat())?;
         let (topics, only) = only.split(&folders)?;
+        if !topics.is_empty() {
+            of_topics(&names, &only)?;
+        }
         let start = Instant::now();
         let (tools, tree) = self.tools_and_tree()?;
         let mut report = Report::default();
@@ -508,6 +511,15 @@ const OF_REPOSITORY: [&str; 3] = ["style", "drift", recorded::NAME];
 /// Checks that do not look at a topic by itself.
 const NOT_OF_TOPICS: [&str; 4] = ["style", "drift", recorded::NAME, check::TREES];
 
+/// An error if none of these checks looks at a topic.
+fn of_topics(names: &[&str], only: &Only) -> Result<()> {
+    let mut looks = names.iter().filter(|name| !NOT_OF_TOPICS.contains(name));
+    if !looks.any(|name| only.picks(name)) {
+        only.nothing("these checks are of all topics together")?;
+    }
+    Ok(())
+}
+
 /// Why an `ONLY=` with wildcards picks none of them.
 pub const ON_DEMAND: &str = "kernels that are built on demand want their whole names";
 
@@ -525,5 +537,37 @@ pub fn broken(built: Result<()>) -> Result<Option<String>> {
         Ok(()) => Ok(None),
         Err(error) if proc::interrupted() => Err(error),
         Err(error) => Ok(Some(error.downcast::<Broken>()?.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_topic_wants_a_check_that_looks_at_it() {
+        let names = ["style", "drift", "am", "docs"];
+        let looks = |text| {
+            let (topics, only) = Only::new(Some(text)).unwrap().split(&["07-rdma"]).unwrap();
+            assert_eq!(topics, ["07-rdma"]);
+            of_topics(&names, &only)
+        };
+        for text in [
+            "07-rdma",
+            "07-rdma,am",
+            "07-rdma,drift,docs",
+            "07-rdma,!drift",
+        ] {
+            looks(text).unwrap();
+        }
+        for text in ["07-rdma,drift", "07-rdma,!am,!docs"] {
+            let error = looks(text).unwrap_err();
+            assert!(error.downcast_ref::<Usage>().is_some(), "{text}");
+            assert!(
+                error
+                    .to_string()
+                    .starts_with(&format!("ONLY={text} picks nothing"))
+            );
+        }
     }
 }
