@@ -130,7 +130,7 @@ fn the_rules_are_the_kernels() {
         ),
         (
             "drivers/gpu/drm/nouveau/nouveau_dmem_p2p.c",
-            &["bar_size / 2,"],
+            &["(bar_size / 2) >> shift,"],
         ),
     ] {
         let Some(source) = source(file) else { return };

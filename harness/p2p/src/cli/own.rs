@@ -12,6 +12,7 @@ use crate::proc::output;
 use crate::recorded;
 use crate::report::Outcome;
 use crate::series::Series;
+use crate::setup::packages;
 use crate::tree::Tree;
 use crate::ui::Ui;
 
@@ -39,7 +40,9 @@ fn cargo(paths: &Paths, args: &[&str]) -> Command {
         .env("PATH", "/usr/bin:/bin")
         .env("CARGO_HOME", paths.cache.join("cargo"))
         .env("CARGO_TARGET_DIR", paths.build().join("harness"))
-        .env("RUSTC", "/usr/bin/rustc");
+        .env("RUSTC", "/usr/bin/rustc")
+        // Tests are to install nothing, and have no packages/ where they play.
+        .env_remove(packages::TARGET);
     command
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::paths::Paths;
 
 /// make's target. Without it, the user has started the tool by hand and has packages.
-const TARGET: &str = "P2P_TARGET";
+pub const TARGET: &str = "P2P_TARGET";
 
 const MISSING: &str = "packages are missing: see above";
 
