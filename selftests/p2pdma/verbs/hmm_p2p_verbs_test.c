@@ -7,6 +7,7 @@
  * all others, and for rxe, which copies with the CPU, pages come to host memory.
  * hmm_p2p_verbs_race_test.c has what changes while transfers run.
  */
+#define VERBS_GPU_OPTIONAL true
 #include "verbs_fixture.h"
 
 /* Everything, from and to everywhere */
@@ -36,6 +37,8 @@ FIXTURE_VARIANT_ADD(verbs_place, implicit_huge) { { true }, HUGE };
 FIXTURE_SETUP(verbs_place)
 {
 	verbs_setup(_metadata, &self->verbs, &variant->region);
+	if (self->verbs.no_gpu && variant->place != RAM)
+		SKIP(return, "no GPU");
 }
 
 FIXTURE_TEARDOWN_PARENT(verbs_place)
@@ -163,6 +166,8 @@ TEST_F_TIMEOUT(verbs, register_in_vram, TIMEOUT_S)
 	struct verbs_buf buf, data;
 	struct verbs_mark mark;
 
+	if (self->no_gpu)
+		SKIP(return, "no GPU");
 	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, 0);
 	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
 	verbs_buf_to_vram(_metadata, self, &buf);
@@ -183,6 +188,8 @@ TEST_F_TIMEOUT(verbs, pinned, TIMEOUT_S)
 {
 	struct verbs_buf buf, data;
 
+	if (self->no_gpu)
+		SKIP(return, "no GPU");
 	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, 0);
 	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
 	verbs_buf_to_vram(_metadata, self, &buf);
@@ -222,7 +229,7 @@ static void prefetch(struct __test_metadata *_metadata, VERBS_SELF *self,
 	if (ret == EOPNOTSUPP)
 		SKIP(goto free, "the RDMA device takes no advice");
 	ASSERT_EQ(0, ret);
-	if (self->peer || !faults || waits)
+	if (!self->no_gpu && (self->peer || !faults || waits))
 		EXPECT_EQ(self->peer || !faults ? (long)PAGES : 0,
 			  verbs_buf_vram(self, &buf, 0, buf.len));
 	if (faults && waits)
@@ -318,7 +325,7 @@ TEST_F_TIMEOUT(verbs, atomic, TIMEOUT_S)
 {
 	struct verbs_buf buf, data;
 	__u64 old;
-	long out;
+	long out = 0;
 
 	if (!self->v.atomic || !(self->v.odp & IBV_ODP_SUPPORT_ATOMIC))
 		SKIP(return, "the RDMA device has no atomic operations on demand");
@@ -326,12 +333,14 @@ TEST_F_TIMEOUT(verbs, atomic, TIMEOUT_S)
 		       VERBS_ODP | IBV_ACCESS_REMOTE_ATOMIC);
 	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
 	verbs_buf_to_vram(_metadata, self, &buf);
-	out = p2p_info(_metadata, &self->gpu).migrated_out;
+	if (!self->no_gpu)
+		out = p2p_info(_metadata, &self->gpu).migrated_out;
 	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
 		   buf.len);
 	EXPECT_EQ(0, verbs_buf_vram(self, &buf, 0, buf.len));
-	EXPECT_LE(out + (long)PAGES,
-		  (long)p2p_info(_metadata, &self->gpu).migrated_out);
+	if (!self->no_gpu)
+		EXPECT_LE(out + (long)PAGES,
+			  (long)p2p_info(_metadata, &self->gpu).migrated_out);
 	verbs_buf_check(_metadata, self, &buf);
 
 	verbs_buf_to_vram(_metadata, self, &buf);
@@ -456,6 +465,8 @@ TEST_F_TIMEOUT(verbs, again, TIMEOUT_S)
 	struct verbs_mark mark;
 	__u64 i;
 
+	if (self->no_gpu)
+		SKIP(return, "no GPU");
 	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
 	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
 	for (i = 0; i < 4; i++) {
@@ -597,7 +608,8 @@ TEST_F_TIMEOUT(verbs, read_only, TIMEOUT_S)
 				    (struct verbs_end){ buf.p, writable },
 				    buf.len),
 			   IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR);
-	EXPECT_EQ((long)PAGES, verbs_buf_vram(self, &buf, 0, buf.len));
+	EXPECT_EQ(self->no_gpu ? 0 : (long)PAGES,
+		  verbs_buf_vram(self, &buf, 0, buf.len));
 	verbs_mark(_metadata, self, &mark);
 	verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &buf, 0, &data, 0,
 		   buf.len);

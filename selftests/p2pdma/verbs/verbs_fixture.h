@@ -7,12 +7,20 @@
  * the two devices as FIXTURE(p2p) has it. Variants are the two kinds of region
  * that page on demand. After each test no page of VRAM may be in use; what a
  * test has of verbs goes with its process.
+ *
+ * P2PTEST_GPU=none, in programs that define VERBS_GPU_OPTIONAL as true: the tests
+ * use host memory alone, and those that need a GPU are skipped. A kernel without
+ * peer-to-peer DMA to device private memory must give the same results.
  */
 #ifndef VERBS_FIXTURE_H
 #define VERBS_FIXTURE_H
 
 #include "../p2p_harness.h"
 #include "verbs.h"
+
+#ifndef VERBS_GPU_OPTIONAL
+#define VERBS_GPU_OPTIONAL false
+#endif
 
 #define PAGES	16UL
 
@@ -29,6 +37,7 @@ FIXTURE(verbs)
 	struct p2p_gpu gpu;
 	struct p2ptest_gpu_info info;	/* when the test began */
 	enum p2p_expect path;
+	bool no_gpu;
 	bool implicit;			/* kind of region */
 	bool peer;			/* the GPU's pages are reached there */
 	bool has_p2p;			/* the kernel counts and has a policy */
@@ -136,6 +145,8 @@ static inline long verbs_buf_vram(VERBS_SELF *self, const struct verbs_buf *buf,
 {
 	size_t end = (pos + len + P2P_PAGE - 1) & ~(P2P_PAGE - 1);
 
+	if (self->no_gpu)
+		return 0;
 	pos &= ~(P2P_PAGE - 1);
 	return p2p_gpu_resident(&self->gpu, buf->p + pos, end - pos);
 }
@@ -144,6 +155,8 @@ static inline long verbs_buf_vram(VERBS_SELF *self, const struct verbs_buf *buf,
 static inline void verbs_buf_to_vram(struct __test_metadata *_metadata,
 				     VERBS_SELF *self, struct verbs_buf *buf)
 {
+	if (self->no_gpu)
+		return;
 	/* Huge pages move as such only if they are asked for alone */
 	ASSERT_LE(0, p2p_gpu_to_vram(&self->gpu, buf->p, buf->len));
 	ASSERT_LE(0, p2p_gpu_to_vram(&self->gpu, buf->p - P2P_PAGE,
@@ -170,12 +183,17 @@ static inline void verbs_buf_check(struct __test_metadata *_metadata,
 				   VERBS_SELF *self, struct verbs_buf *buf)
 {
 	long vram = verbs_buf_vram(self, buf, 0, buf->len);
-	unsigned char *seen = calloc(1, buf->len);
+	unsigned char *seen;
 
-	ASSERT_NE(NULL, seen);
-	EXPECT_EQ(vram, p2p_gpu_read(&self->gpu, buf->p, seen, buf->len));
-	verbs_same(_metadata, "GPU", buf->want + P2P_PAGE, seen, buf->len);
-	free(seen);
+	if (!self->no_gpu) {
+		seen = calloc(1, buf->len);
+		ASSERT_NE(NULL, seen);
+		EXPECT_EQ(vram,
+			  p2p_gpu_read(&self->gpu, buf->p, seen, buf->len));
+		verbs_same(_metadata, "GPU", buf->want + P2P_PAGE, seen,
+			   buf->len);
+		free(seen);
+	}
 	/* Page 0 is a guard here */
 	verbs_same(_metadata, "CPU", buf->want, buf->p - P2P_PAGE,
 		   buf->len + 2 * P2P_PAGE);
@@ -275,6 +293,8 @@ struct verbs_mark {
 static inline void verbs_mark(struct __test_metadata *_metadata,
 			      VERBS_SELF *self, struct verbs_mark *mark)
 {
+	if (self->no_gpu)
+		return;
 	mark->info = p2p_info(_metadata, &self->gpu);
 	if (self->has_p2p)
 		ASSERT_EQ(0, p2p_stats_read(&mark->stats));
@@ -289,10 +309,13 @@ static inline void verbs_expect_met(struct __test_metadata *_metadata,
 				    VERBS_SELF *self, struct verbs_mark *mark,
 				    __u64 vram)
 {
-	__u64 moved = p2p_moves(_metadata, &self->gpu, &mark->info);
 	int reason = p2p_path_reason(self->path);
+	__u64 moved;
 	int i;
 
+	if (self->no_gpu)
+		return;
+	moved = p2p_moves(_metadata, &self->gpu, &mark->info);
 	EXPECT_TRUE(self->peer ? !moved : moved >= vram) {
 		TH_LOG("%llu pages moved", moved);
 	}
@@ -339,26 +362,29 @@ static inline enum p2p_expect verbs_probe(struct __test_metadata *_metadata,
 
 FIXTURE_SETUP(verbs)
 {
+	const char *why, *name = getenv("P2PTEST_GPU");
 	int path = p2p_expect(0);
-	const char *why;
 
 	self->gpu.fd = -1;
+	self->no_gpu = VERBS_GPU_OPTIONAL && name && !strcmp(name, "none");
 	self->implicit = variant && variant->implicit;
 	ASSERT_LE(0, path)
 		TH_LOG("P2PTEST_EXPECT is not understood");
-	if (!p2p_gpu_count())
+	if (!self->no_gpu && !p2p_gpu_count())
 		SKIP(return, "no test GPU: no /dev/" P2P_GPU_DRIVER "<N>");
 	why = verbs_open(&self->v);
 	if (why)
 		SKIP(return, "%s", why);
 	if (self->implicit && !self->v.implicit)
 		SKIP(return, "the RDMA device has no implicit regions");
+	ASSERT_EQ(0, verbs_link(&self->v, &self->link));
+	if (self->no_gpu)
+		return;
 	ASSERT_EQ(0, p2p_gpu_open(&self->gpu, 0));
 	ASSERT_EQ(0, p2p_gpu_info(&self->gpu, &self->info));
 	ASSERT_EQ(0U, self->info.pages_used)
 		TH_LOG("something else uses the test GPU");
 	ASSERT_EQ(0, p2p_gpu_window(&self->gpu, 0, self->info.vram_size));
-	ASSERT_EQ(0, verbs_link(&self->v, &self->link));
 	self->has_p2p = !p2p_policy_set("auto");
 	self->path = path;
 	if (path == P2P_EXPECT_UNKNOWN && !self->v.software)
@@ -372,7 +398,7 @@ FIXTURE_TEARDOWN_PARENT(verbs)
 {
 	struct p2p_gpu gpu;
 
-	if (!p2p_gpu_count())
+	if (self->no_gpu || !p2p_gpu_count())
 		return;
 	if (self->has_p2p)
 		EXPECT_EQ(0, p2p_policy_set("auto"));
