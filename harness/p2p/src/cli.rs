@@ -7,13 +7,12 @@ use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use crate::kernel::compiler::Compiler;
-use crate::outcome::{Usage, Verdict};
-use crate::paths::Paths;
-use crate::plan::Only;
-use crate::proc;
-use crate::setup;
-use crate::ui::Ui;
+use host::outcome::{Usage, Verdict};
+use host::paths::Paths;
+use host::proc;
+use host::ui::Ui;
+use kernel::compiler::Compiler;
+use plan::filter::Only;
 use run::Run;
 
 mod own;
@@ -129,7 +128,7 @@ enum Command {
         #[arg(long, default_value = "/", hide = true)]
         sysroot: PathBuf,
         /// Options of perftest that put its buffer into the GPU (PERFTEST=).
-        #[arg(long, default_value = crate::hw::GPU_OPTIONS, allow_hyphen_values = true)]
+        #[arg(long, default_value = hw::GPU_OPTIONS, allow_hyphen_values = true)]
         perftest: String,
     },
     /// Say for each pair of devices of this host why peer-to-peer DMA is off.

@@ -6,15 +6,14 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::export;
-use crate::paths::Paths;
-use crate::proc::output;
-use crate::recorded;
-use crate::report::Outcome;
-use crate::series::Series;
-use crate::setup::packages;
-use crate::tree::Tree;
-use crate::ui::Ui;
+use host::paths::Paths;
+use host::proc::output;
+use host::ui::Ui;
+use kernel::series::Series;
+use kernel::tree::Tree;
+use patches::{export, recorded};
+use results::report::Outcome;
+use setup::packages;
 
 /// Those of `make test`, for `ONLY=`.
 pub const NAMES: [&str; 3] = ["harness", "style", "drift"];

@@ -10,30 +10,32 @@ use anyhow::{Context, Result, bail};
 use ktap::Status;
 
 use super::{Command, Options, own};
-use crate::bench::{self, Bench};
-use crate::bisect::{self, Bisect};
-use crate::check::{self, Checker};
-use crate::coverage::{self, Coverage};
-use crate::demo::{self, Demo};
-use crate::export;
-use crate::hw;
-use crate::kernel::build::{Broken, Builder};
-use crate::kernel::compiler::Compiler;
-use crate::kernel::{Built, Kernels};
-use crate::mutants::{self, Mutants};
-use crate::outcome::{Usage, Verdict};
-use crate::paths::Paths;
-use crate::plan::{Job, Only, Plan, Spec, kernels_for, of_machine, run_as_built};
-use crate::proc;
-use crate::recorded;
-use crate::report::{self, Outcome, Report};
-use crate::series::Series;
-use crate::setup;
-use crate::soak::{self, Soak};
-use crate::topology::Topologies;
-use crate::tree;
-use crate::ui::{Ui, seconds};
-use crate::vm::Booter;
+use bench::{self, Bench};
+use host::outcome::{Usage, Verdict};
+use host::paths::Paths;
+use host::proc;
+use host::ui::{Ui, seconds};
+use jobs::demo::{self, Demo};
+use jobs::of_machine;
+use jobs::schedule::run_as_built;
+use jobs::soak::{self, Soak};
+use kernel::Built;
+use kernel::build::{Broken, Builder};
+use kernel::compiler::Compiler;
+use kernel::series::Series;
+use kernel::tree;
+use machine::vm::Booter;
+use patches::bisect::{self, Bisect};
+use patches::check::{self, Checker};
+use patches::coverage::{self, Coverage};
+use patches::export;
+use patches::mutants::{self, Mutants};
+use patches::recorded;
+use plan::filter::Only;
+use plan::job::{Job, Plan, Spec, kernels_for};
+use plan::kernels::Kernels;
+use plan::topology::Topologies;
+use results::report::{self, Outcome, Report};
 
 /// A command with what it needs.
 pub struct Run<'a> {
@@ -294,7 +296,7 @@ impl Run<'_> {
     }
 
     pub fn jobs(&self) -> usize {
-        self.options.jobs.unwrap_or_else(setup::processors)
+        self.options.jobs.unwrap_or_else(proc::processors)
     }
 
     pub fn booter<'b>(&'b self, tools: &'b setup::Tools, topologies: &'b Topologies) -> Booter<'b> {
@@ -343,7 +345,7 @@ impl Run<'_> {
         };
         let numbered = jobs.iter().enumerate();
         let demos = numbered
-            .filter_map(|(number, job)| Some((number, job, job.demo(&booter, self.paths)?)))
+            .filter_map(|(number, job)| Some((number, job, jobs::demo(job, &booter)?)))
             .collect();
         let needed = kernels.in_order(&needed);
         run_as_built(
@@ -411,7 +413,7 @@ impl Run<'_> {
         let build = |name: &str| builder.one(&kernels, name).map(|()| true);
         let run = |job: &Job<'_>| {
             let start = Instant::now();
-            let outcomes = job.run(&booter, self.paths)?;
+            let outcomes = jobs::run(job, &booter)?;
             self.ui
                 .say(format!("{}: {}", job.name, seconds(start.elapsed())));
             let mut report = report.lock().expect("no panic holds it");
@@ -470,7 +472,7 @@ impl Run<'_> {
         };
         let kernels = Kernels::read(&self.paths.root)?;
         let tools = self.build(&kernels, &job.needs())?;
-        job.shell(&self.booter(&tools, &topologies), self.paths)
+        jobs::shell(&job, &self.booter(&tools, &topologies))
     }
 
     /// Before jobs run side by side, of which each would get it.

@@ -11,20 +11,21 @@ use ktap::Status;
 
 use super::own;
 use super::run::{Run, broken, verdict};
-use crate::check::{self, Checker};
-use crate::durations::Durations;
-use crate::kept::{self, Kept};
-use crate::kernel::{Kernels, Source, build};
-use crate::outcome::{Verdict, status, status_of};
-use crate::plan::{Job, Plan, kernels_for, run_all, run_as_built};
-use crate::proc;
-use crate::report::{Outcome, Report};
-use crate::series::Series;
-use crate::setup;
-use crate::topology::Topologies;
-use crate::tree;
-use crate::ui::seconds;
-use crate::witness::speed;
+use host::outcome::{Verdict, status, status_of};
+use host::proc;
+use host::ui::seconds;
+use jobs::schedule::{run_all, run_as_built};
+use jobs::speed;
+use kernel::build;
+use kernel::series::Series;
+use kernel::tree;
+use patches::check::{self, Checker};
+use plan::job::{Job, Plan, kernels_for};
+use plan::kernels::{Kernels, Source};
+use plan::topology::Topologies;
+use results::durations::Durations;
+use results::kept::{self, Kept};
+use results::report::{Outcome, Report};
 
 mod choice;
 
@@ -222,10 +223,10 @@ impl Run<'_> {
             // One test, or one more round, is not what the cache is of.
             let is_cacheable = choice.test.is_none() && choice.repeat.is_none();
             let (outcomes, was_kept) = if job.needs_series(&kernels)? || !is_cacheable {
-                (job.run(&booter, self.paths)?, false)
+                (jobs::run(job, &booter)?, false)
             } else {
-                let inputs = job.inputs(&booter, self.paths)?;
-                let run = || job.run(&booter, self.paths);
+                let inputs = jobs::inputs(job, &booter)?;
+                let run = || jobs::run(job, &booter);
                 Kept::new(self.paths, self.force).or_find(&job.name, inputs, run)?
             };
             took(&job.name, start, was_kept);
@@ -258,7 +259,7 @@ impl Run<'_> {
         let mut report = lock();
         // One test alone need not come out the same.
         for same in plan.same.iter().filter(|_| choice.test.is_none()) {
-            let outcome = same.compare(&report.outcomes);
+            let outcome = jobs::compare(same, &report.outcomes);
             report.outcomes.extend(outcome);
         }
         // All shards are made of the same times, also if one runs after another.
@@ -300,7 +301,7 @@ impl Run<'_> {
                 return Ok("no");
             }
             // Without its kernel there is nothing to compare.
-            let inputs = job.inputs(&booter, self.paths).ok();
+            let inputs = jobs::inputs(job, &booter).ok();
             let kept = Kept::new(self.paths, self.force);
             Ok(
                 match inputs.is_some_and(|inputs| kept.has(&job.name, inputs)) {
@@ -319,7 +320,7 @@ impl Run<'_> {
             let mut row = vec![name.clone()];
             if let Some(job) = jobs.iter().find(|job| job.name == *name) {
                 let runs = job.runs().join(", ");
-                row.extend([job.topology().to_owned(), job.needs().join(", "), runs]);
+                row.extend([job.topology.name.clone(), job.needs().join(", "), runs]);
                 row.push(is_cached(job)?.to_owned());
             } else if kernels.is_test(name) {
                 row.extend(["-", name, "a build without a warning", "-"].map(str::to_owned));

@@ -4,14 +4,16 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
 
-use crate::check;
 use crate::cli::run::ON_DEMAND;
 use crate::cli::{flag, own};
-use crate::durations::Durations;
-use crate::kernel::Kernels;
-use crate::outcome::Usage;
-use crate::plan::{Job, Only, Plan, Same, Shard, Unit};
-use crate::report::Report;
+use host::outcome::Usage;
+use patches::check;
+use plan::filter::Only;
+use plan::job::{Job, Plan, Same};
+use plan::kernels::Kernels;
+use plan::shard::{Shard, Unit};
+use results::durations::Durations;
+use results::report::Report;
 
 /// What the user gave.
 #[derive(clap::Args)]

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 
-use crate::report::Outcome;
-use crate::topology::Topologies;
+use plan::topology::Topologies;
+use results::report::Outcome;
 
 #[derive(Parser)]
 struct Line {

@@ -1,0 +1,8 @@
+//! What every step of a run needs of its host: paths, programs, git, progress, and the
+//! exit status.
+
+pub mod git;
+pub mod outcome;
+pub mod paths;
+pub mod proc;
+pub mod ui;

@@ -1,0 +1,203 @@
+//! Where things are. Nothing is written outside `build/` and the cache, unless
+//! the user says so with `O=`.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::outcome::Usage;
+
+/// The directories of a run.
+pub struct Paths {
+    /// The repository.
+    pub root: PathBuf,
+    /// What trees and kernels are made in: `build`, or a place below it that
+    /// belongs to one `KDIR`.
+    pub work: PathBuf,
+    /// Where kernels are built: `work`, or what `O=` says.
+    pub output: PathBuf,
+    /// Kept between clones: packages, tools, ccache.
+    pub cache: PathBuf,
+    /// The user's kernel tree, if he gave one.
+    pub kdir: Option<PathBuf>,
+}
+
+/// Folders of the host that the guest does not see.
+const HIDDEN: [&str; 3] = ["/run", "/var/log", "/var/tmp"];
+
+impl Paths {
+    /// Where machines leave what they have said and written, each in a folder of its own.
+    pub fn runs(&self) -> PathBuf {
+        self.build().join("run")
+    }
+
+    /// Finds the directories, and checks those that the user gave.
+    pub fn new(root: &Path, kdir: Option<&Path>, output: Option<&Path>) -> Result<Self> {
+        let root = fs::canonicalize(root).with_context(|| root.display().to_string())?;
+        if !root.join("qemu/kernels.toml").is_file() {
+            bail!(Usage(format!(
+                "{} is not this project's repository",
+                root.display()
+            )));
+        }
+        let build = root.join("build");
+        let (work, kdir) = match kdir {
+            None => (build, None),
+            Some(kdir) => {
+                let kdir = kernel_tree(kdir)?;
+                (build.join("kdir").join(short_name(&kdir)), Some(kdir))
+            }
+        };
+        let output = match output {
+            None => work.clone(),
+            Some(output) => std::path::absolute(output)?,
+        };
+        for dir in [&work, &output] {
+            // virtme-ng mounts empty file systems there.
+            if let Some(hidden) = HIDDEN.iter().find(|hidden| dir.starts_with(hidden)) {
+                bail!(Usage(format!(
+                    "{}: the virtual machines have a {hidden} of their own and do not see it; \
+                     use another place",
+                    dir.display()
+                )));
+            }
+            // The kernel's make cannot work in such a directory.
+            if dir.to_string_lossy().contains([' ', ':', '\'', '"']) {
+                bail!(Usage(format!(
+                    "{}: a kernel cannot be built in a path with spaces, colons or quotes",
+                    dir.display()
+                )));
+            }
+            fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        }
+        let cache = cache_dir()?;
+        fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
+        Ok(Self {
+            root,
+            work,
+            output,
+            cache,
+            kdir,
+        })
+    }
+
+    /// `build/`.
+    pub fn build(&self) -> PathBuf {
+        self.root.join("build")
+    }
+
+    /// The git tree with the base and the series.
+    pub fn tree(&self) -> PathBuf {
+        self.work.join("linux")
+    }
+
+    /// What builds and checks have said.
+    pub fn logs(&self) -> PathBuf {
+        self.build().join("logs")
+    }
+
+    /// Results of the last demo or test.
+    pub fn results(&self) -> PathBuf {
+        self.build().join("results")
+    }
+
+    /// A file of results that a run goes on from: that of the last run here, or
+    /// else the one in Documentation/.
+    pub fn known(&self, name: &str) -> PathBuf {
+        let here = self.results().join(name);
+        if here.is_file() {
+            return here;
+        }
+        self.root.join("Documentation").join(name)
+    }
+
+    /// A path as seen from the repository, for messages.
+    pub fn short(&self, path: &Path) -> String {
+        path.strip_prefix(&self.root)
+            .unwrap_or(path)
+            .display()
+            .to_string()
+    }
+}
+
+fn cache_dir() -> Result<PathBuf> {
+    let base = match env::var_os("XDG_CACHE_HOME") {
+        Some(dir) if !dir.is_empty() => PathBuf::from(dir),
+        _ => {
+            let home = env::var_os("HOME").context("neither HOME nor XDG_CACHE_HOME is set")?;
+            PathBuf::from(home).join(".cache")
+        }
+    };
+    Ok(base.join("hmm-p2p"))
+}
+
+fn kernel_tree(kdir: &Path) -> Result<PathBuf> {
+    let tree = fs::canonicalize(kdir)
+        .map_err(|error| Usage(format!("KDIR={}: {error}", kdir.display())))?;
+    for file in ["Kbuild", "MAINTAINERS", "mm/hmm.c"] {
+        if !tree.join(file).is_file() {
+            bail!(Usage(format!(
+                "KDIR={} is not a kernel tree: it has no {file}",
+                kdir.display()
+            )));
+        }
+    }
+    Ok(tree)
+}
+
+/// A name for a tree that two trees do not share.
+fn short_name(tree: &Path) -> String {
+    let name = tree.file_name().unwrap_or_default().to_string_lossy();
+    let name: String = name
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c))
+        .collect();
+    format!(
+        "{name}-{}",
+        &digest(tree.as_os_str().as_encoded_bytes())[..8]
+    )
+}
+
+/// SHA-256 of some bytes, in hex.
+pub fn digest(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// Two digits for each byte.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_that_is_none_is_bad_usage() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = kernel_tree(dir.path()).unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some());
+        let error = kernel_tree(&dir.path().join("nowhere")).unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some());
+    }
+
+    #[test]
+    fn places_that_the_guest_does_not_see_are_bad_usage() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let output = Path::new("/var/tmp/p2p-output");
+        let error = Paths::new(&root, None, Some(output)).err().unwrap();
+        assert!(error.downcast_ref::<Usage>().is_some());
+        assert!(error.to_string().contains("/var/tmp"), "{error}");
+        assert!(!output.exists());
+    }
+
+    #[test]
+    fn names_of_trees_differ() {
+        let a = short_name(Path::new("/a/linux"));
+        let b = short_name(Path::new("/b/linux"));
+        assert!(a.starts_with("linux-") && b.starts_with("linux-"));
+        assert_ne!(a, b);
+    }
+}

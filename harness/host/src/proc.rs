@@ -1,0 +1,353 @@
+//! Starts programs so that none outlives this one: each gets its own process
+//! group, and Ctrl-C ends every group before it ends us.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write, pipe};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Groups that run now. The lock also orders "start a group" against "end all
+/// groups": none can be started after the signal and be missed.
+static GROUPS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+/// How long programs may take to end themselves before they are killed.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Whether a signal has asked us to stop.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Ends every program that we started when a signal asks us to stop.
+pub fn watch_signals() -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    thread::spawn(move || {
+        for _ in signals.forever() {
+            let again = INTERRUPTED.swap(true, Ordering::SeqCst);
+            end_all(if again {
+                Signal::SIGKILL
+            } else {
+                Signal::SIGTERM
+            });
+            if !again {
+                thread::spawn(|| {
+                    thread::sleep(GRACE);
+                    end_all(Signal::SIGKILL);
+                });
+            }
+        }
+    });
+    Ok(())
+}
+
+fn end_all(signal: Signal) {
+    for &group in GROUPS.lock().expect("no panic holds it").iter() {
+        // A group that is gone needs no signal.
+        let _ = killpg(Pid::from_raw(group), signal);
+    }
+}
+
+/// A program and everything it starts; ended when dropped.
+struct Group {
+    child: Child,
+    id: i32,
+}
+
+impl Group {
+    fn spawn(command: &mut Command) -> Result<Self> {
+        let mut groups = GROUPS.lock().expect("no panic holds it");
+        if interrupted() {
+            bail!("interrupted");
+        }
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.process_group(0).spawn().map_err(|error| {
+            if error.kind() == std::io::ErrorKind::NotFound {
+                anyhow!("{name} not found: run `make setup`")
+            } else {
+                anyhow!("{name}: {error}")
+            }
+        })?;
+        let id = child.id() as i32;
+        groups.insert(id);
+        Ok(Self { child, id })
+    }
+
+    fn wait(mut self) -> Result<ExitStatus> {
+        let status = self.child.wait()?;
+        if interrupted() {
+            bail!("interrupted");
+        }
+        Ok(status)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let mut groups = GROUPS.lock().expect("no panic holds it");
+        groups.remove(&self.id);
+        // Also what the program left behind in its group.
+        let _ = killpg(Pid::from_raw(self.id), Signal::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// The command as it could be typed.
+pub fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words
+        .map(|word| quote(&word.to_string_lossy()))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// `word` as a shell needs it.
+pub fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// Runs a program and gives what it printed; an error holds the end of what it
+/// complained of.
+pub fn capture(command: &mut Command) -> Result<String> {
+    let (status, out, err) = output(command)?;
+    if !status.success() {
+        bail!("{}: {}", shown(command), tail(&err, 20));
+    }
+    Ok(out)
+}
+
+/// As [`capture`], with a file as the program's input.
+pub fn capture_from(command: &mut Command, input: &Path) -> Result<String> {
+    let file = File::open(input).with_context(|| input.display().to_string())?;
+    let (status, out, err) = collect(command.stdin(file))?;
+    if !status.success() {
+        bail!("{}: {}", shown(command), tail(&err, 20));
+    }
+    Ok(out)
+}
+
+/// Runs a program; gives its status and both of its outputs.
+pub fn output(command: &mut Command) -> Result<(ExitStatus, String, String)> {
+    collect(command.stdin(Stdio::null()))
+}
+
+/// As [`output`]; the caller has said where input comes from.
+pub fn collect(command: &mut Command) -> Result<(ExitStatus, String, String)> {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut group = Group::spawn(command)?;
+    let err = group.child.stderr.take().expect("it is piped");
+    let err = thread::spawn(move || read_all(err));
+    let out = read_all(group.child.stdout.take().expect("it is piped"))?;
+    let err = err.join().expect("reading does not panic")?;
+    Ok((group.wait()?, out, err))
+}
+
+fn read_all(mut source: impl std::io::Read) -> Result<String> {
+    let mut bytes = Vec::new();
+    source.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Runs a program, writes both of its outputs to `log` as they come, and shows
+/// each line to `on_line`.
+pub fn stream(
+    mut command: Command,
+    log: &Path,
+    mut on_line: impl FnMut(&str),
+) -> Result<ExitStatus> {
+    let mut file = File::create(log).with_context(|| log.display().to_string())?;
+    let (reader, writer) = pipe()?;
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer);
+    let group = Group::spawn(&mut command)?;
+    // Only the program may hold the writing end, or it would never end.
+    drop(command);
+
+    let mut reader = BufReader::new(reader);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line)? > 0 {
+        file.write_all(&line)?;
+        on_line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']));
+        line.clear();
+    }
+    group.wait()
+}
+
+/// A program that runs beside us and is ended when this is dropped.
+pub struct Background(Group);
+
+/// Starts a program that runs beside us; both of its outputs go to `log`.
+pub fn background(command: &mut Command, log: &Path) -> Result<Background> {
+    let file = File::create(log).with_context(|| log.display().to_string())?;
+    command
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file);
+    Ok(Background(Group::spawn(command)?))
+}
+
+impl Background {
+    /// Whether it has ended, and how.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.0.child.try_wait()?)
+    }
+}
+
+/// Runs a program in the foreground, with our terminal.
+pub fn interactive(command: &mut Command) -> Result<ExitStatus> {
+    command
+        .status()
+        .with_context(|| command.get_program().to_string_lossy().into_owned())
+}
+
+/// Jobs at a time, unless the user says otherwise.
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The last `lines` lines of a text.
+pub fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<_> = text.trim_end().lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// Four spaces before each line.
+pub fn indent(text: &str) -> String {
+    text.lines()
+        .map(|line| format!("    {line}\n"))
+        .collect::<String>()
+        .trim_end()
+        .to_owned()
+}
+
+/// Whether a process is gone, or is so within seconds: a killed orphan stays a
+/// zombie until its new parent looks. For tests.
+pub fn ends(pid: &str) -> bool {
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        stat.ok()
+            .and_then(|stat| stat.rsplit(") ").next()?.chars().next())
+    };
+    (0..200).any(|_| {
+        thread::sleep(Duration::from_millis(20));
+        matches!(state(), None | Some('Z' | 'X'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::{Verdict, status, status_of};
+
+    #[test]
+    fn both_outputs_reach_log_and_reader() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo out; echo err >&2; exit 3"]);
+        let mut lines = Vec::new();
+        let status = stream(command, &log, |line| lines.push(line.to_owned())).unwrap();
+        assert_eq!(status.code(), Some(3));
+        lines.sort();
+        assert_eq!(lines, ["err", "out"]);
+        assert_eq!(std::fs::read_to_string(&log).unwrap().len(), 8);
+    }
+
+    #[test]
+    fn a_failure_says_what_the_program_said() {
+        let error = capture(Command::new("sh").args(["-c", "echo why >&2; false"])).unwrap_err();
+        assert!(error.to_string().contains("why"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_program_says_how_to_get_it() {
+        let error = capture(&mut Command::new("p2p-no-such-program")).unwrap_err();
+        assert!(error.to_string().contains("make setup"), "{error}");
+    }
+
+    #[test]
+    fn nothing_of_a_group_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let pid_file = dir.path().join("pid");
+        let script = format!(
+            "sleep 1000 >/dev/null 2>&1 & echo $! > {}",
+            pid_file.display()
+        );
+        capture(Command::new("sh").args(["-c", &script])).unwrap();
+        let pid = std::fs::read_to_string(&pid_file).unwrap();
+        assert!(ends(&pid), "process {} is still there", pid.trim());
+    }
+
+    #[test]
+    fn ctrl_c_leaves_nothing_running() {
+        const SCRIPT: &str = "P2P_TEST_SCRIPT";
+        // The program that gets the signal is this test once more.
+        if let Ok(script) = std::env::var(SCRIPT) {
+            watch_signals().unwrap();
+            let mut sh = Command::new("sh");
+            sh.args(["-c", &script]);
+            let result = stream(sh, Path::new("log"), |_| ()).map(|_| Verdict::Passed);
+            assert_eq!(result.as_ref().unwrap_err().to_string(), "interrupted");
+            std::process::exit(status_of(&result).into());
+        }
+        // What is started ends when it is asked to, or does not.
+        for trap in ["", "trap '' TERM; "] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "proc::tests::ctrl_c_leaves_nothing_running"])
+                .env(SCRIPT, format!("{trap}sleep 60 & echo $! >pid; wait"))
+                .current_dir(dir.path())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let started = || {
+                let pid = std::fs::read_to_string(dir.path().join("pid"));
+                pid.ok().filter(|pid| pid.ends_with('\n'))
+            };
+            let pid = soon(started).expect("it starts");
+            let id = Pid::from_raw(child.id() as i32);
+            nix::sys::signal::kill(id, Signal::SIGINT).unwrap();
+            let status = soon(|| child.try_wait().unwrap());
+            let _ = child.kill();
+            let code = status.expect("it ends").code();
+            assert_eq!(code, Some(status::INTERRUPTED.into()), "{trap}");
+            assert!(ends(&pid), "process {} is still there", pid.trim());
+        }
+    }
+
+    /// What there is within seconds, if anything.
+    fn soon<T>(mut there: impl FnMut() -> Option<T>) -> Option<T> {
+        (0..1000).find_map(|_| {
+            thread::sleep(Duration::from_millis(20));
+            there()
+        })
+    }
+
+    #[test]
+    fn quoting() {
+        assert_eq!(quote("a-b=c/d"), "a-b=c/d");
+        assert_eq!(quote("a b"), "'a b'");
+        assert_eq!(quote("it's"), r"'it'\''s'");
+        assert_eq!(quote(""), "''");
+    }
+}

@@ -1,0 +1,487 @@
+//! What a host needs for peer-to-peer DMA between a GPU's memory and a NIC:
+//! what was found, what is missing, and the next step.
+
+use doctor::capture::{self, POLICY};
+use doctor::gpu;
+use doctor::host::{Device, size};
+use doctor::known::{Pages, Role};
+use doctor::mlx5::{self, Reads};
+use doctor::report::{Code, Effect, PairKind, PairReport, Report, Works};
+use doctor::rules::Verdict;
+use doctor::{Known, Picture};
+use serde::Serialize;
+
+use super::sysroot::Host;
+
+/// What a check came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// As it must be.
+    Ok,
+    /// It works, but something is worth knowing.
+    Note,
+    /// Without it nothing can be tested.
+    Missing,
+}
+
+/// A check and what came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub check: String,
+    /// What it came to.
+    pub state: State,
+    /// What is there.
+    pub found: String,
+    /// What to do about it; empty if nothing.
+    pub next: String,
+}
+
+/// What a host has.
+pub struct Survey {
+    /// Every check, in the order in which they matter.
+    pub findings: Vec<Finding>,
+    /// A GPU and a NIC that can be tested with each other.
+    pub pair: Option<Pair>,
+    /// Why perftest cannot put its buffer into the GPU.
+    pub no_perftest: Option<String>,
+}
+
+/// A GPU and a NIC.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The GPU's PCI address.
+    pub gpu: String,
+    /// Its driver.
+    pub driver: String,
+    /// What p2pdma makes of the path.
+    pub verdict: Verdict,
+    /// The NIC's name in /sys/class/infiniband.
+    pub nic: String,
+    /// What mlx5 takes reads of peers for, if not all of them work.
+    pub reads: Option<Reads>,
+}
+
+fn finding(check: &str, state: State, found: impl Into<String>, next: &str) -> Finding {
+    Finding {
+        check: check.to_owned(),
+        state,
+        found: found.into(),
+        next: next.to_owned(),
+    }
+}
+
+/// Looks at everything; `seen` is what the doctor sees, and `report` what it says.
+pub fn survey(host: &Host, seen: &doctor::Host, known: &Known, report: &Report) -> Survey {
+    let mut findings = kernel(seen);
+    let (gpus, more) = gpus(seen, known);
+    findings.extend(more);
+    let (nics, more) = nics(host, seen);
+    findings.extend(more);
+    findings.push(iommu(&seen.picture));
+    let (pair, more) = paths(seen, report, &gpus, &nics);
+    findings.extend(more);
+    let perftest = perftest(host);
+    let no_perftest = (perftest.state != State::Ok).then(|| perftest.found.clone());
+    findings.push(perftest);
+    let ready = findings.iter().all(|f| f.state != State::Missing);
+    Survey {
+        findings,
+        pair: pair.filter(|_| ready),
+        no_perftest,
+    }
+}
+
+fn kernel(seen: &doctor::Host) -> Vec<Finding> {
+    let release = seen.release();
+    let mut findings = Vec::new();
+    findings.push(match seen.picture.read(POLICY).map(chosen) {
+        Some(Some(choice)) if choice == "never" => finding(
+            "kernel",
+            State::Note,
+            format!("{release} has the series; {POLICY} is \"never\": all of it is switched off"),
+            "the test sets it and puts it back; for your own work: echo auto > /sys/kernel/mm/hmm/p2p",
+        ),
+        Some(Some(choice)) => finding(
+            "kernel",
+            State::Ok,
+            format!("{release} has the series; {POLICY} is \"{choice}\""),
+            "",
+        ),
+        _ => finding(
+            "kernel",
+            State::Missing,
+            format!("{release} has no {POLICY}"),
+            "boot a kernel with patches/ applied, CONFIG_HMM_MIRROR and CONFIG_PCI_P2PDMA",
+        ),
+    });
+    let needed = [
+        "CONFIG_PCI_P2PDMA",
+        "CONFIG_DEVICE_PRIVATE",
+        "CONFIG_INFINIBAND_ON_DEMAND_PAGING",
+    ];
+    let (on, off): (Vec<_>, Vec<_>) = needed
+        .into_iter()
+        .partition(|option| seen.option(option) == Some(true));
+    findings.push(if seen.picture.read(capture::OPTIONS).is_none() {
+        let found = "neither /boot/config-* nor /proc/config.gz can be read";
+        finding("config", State::Note, found, "")
+    } else if off.is_empty() {
+        finding("config", State::Ok, on.join(", "), "")
+    } else {
+        finding(
+            "config",
+            State::Missing,
+            format!("off: {}", off.join(", ")),
+            "enable what is off and build the kernel again",
+        )
+    });
+    findings
+}
+
+/// The word in brackets.
+pub fn chosen(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+/// Addresses of GPUs whose memory can be reached, and what was found of all.
+fn gpus(seen: &doctor::Host, known: &Known) -> (Vec<String>, Vec<Finding>) {
+    let mut usable = Vec::new();
+    let mut findings = Vec::new();
+    let all = seen.devices.values();
+    for gpu in all.filter(|device| seen.role(known, device) == Some(Role::Gpu)) {
+        let (state, found, next) = gpu_memory(seen, known, gpu);
+        if state != State::Missing {
+            usable.push(gpu.address.to_string());
+        }
+        let check = format!("gpu {}", gpu.address);
+        findings.push(finding(&check, state, found, &next));
+        let driver = gpu.driver.as_deref().and_then(|name| known.driver(name));
+        if let Some(driver) = driver
+            && let Some(number) = driver.bar
+        {
+            findings.push(bar(gpu, number, driver.pages));
+        }
+    }
+    if findings.is_empty() {
+        findings.push(finding(
+            "gpu",
+            State::Missing,
+            "no display controller or accelerator on the PCI bus",
+            &format!("a GPU whose driver is one of {}", known.drivers()),
+        ));
+    }
+    only_one_must_do(!usable.is_empty(), &mut findings);
+    (usable, findings)
+}
+
+/// Where one will do, the others are no obstacle.
+fn only_one_must_do(one_does: bool, findings: &mut [Finding]) {
+    for finding in findings {
+        if one_does && finding.state == State::Missing {
+            finding.state = State::Note;
+        }
+    }
+}
+
+/// Whether a GPU has device private memory.
+fn gpu_memory(seen: &doctor::Host, known: &Known, gpu: &Device) -> (State, String, String) {
+    let ids = gpu.ids();
+    let Some(name) = gpu.driver.as_deref() else {
+        let next = format!("load one of {}", known.drivers());
+        return (State::Missing, format!("{ids}, no driver is bound"), next);
+    };
+    let Some(driver) = known.driver(name).filter(|driver| driver.not.is_none()) else {
+        let other = known.driver(name);
+        let found = other.and_then(|driver| driver.not.clone());
+        let next = other.map_or_else(
+            || {
+                let drivers = known.drivers();
+                format!("device private memory that peers reach is in {drivers}")
+            },
+            |driver| driver.next.clone(),
+        );
+        let found = found.unwrap_or_else(|| format!("bound to {name}"));
+        return (State::Missing, format!("{ids}, {found}"), next);
+    };
+    if let Some(refusal) = gpu::refusals(seen, known, driver, gpu).into_iter().next() {
+        let why = match refusal.code {
+            Code::KernelOption => format!("{name} without {}", refusal.why),
+            Code::Policy => format!("{name} is told not to: {}", refusal.why),
+            _ => format!("{name}: {}", refusal.why),
+        };
+        return (State::Missing, format!("{ids}, {why}"), refusal.next);
+    }
+    if name == "nouveau" {
+        let kind = known.generation(name, gpu.device);
+        let kind = kind.map_or("unknown", |kind| &kind.name);
+        return (State::Ok, format!("{ids}, {kind}, nouveau"), String::new());
+    }
+    // amdgpu reserves addresses for its pages when it loads, xe when the first program asks
+    // for a VM with page faults.
+    if seen.has_device_memory(gpu) == Some(true) {
+        (
+            State::Ok,
+            format!("{ids}, {name} has device private memory"),
+            String::new(),
+        )
+    } else if name == "xe" {
+        (
+            State::Note,
+            format!("{ids}, xe has registered no device private memory yet"),
+            "it does so when a program makes a VM with page faults".to_owned(),
+        )
+    } else {
+        (
+            State::Missing,
+            format!("{ids}, /proc/iomem names no device private memory of {name}"),
+            "see whether that file can be read here".to_owned(),
+        )
+    }
+}
+
+fn bar(gpu: &Device, number: usize, pages: Option<Pages>) -> Finding {
+    let check = format!("bar {}", gpu.address);
+    let now = gpu.bars.get(number).copied().unwrap_or_default().size();
+    let mut found = format!("BAR {number} is {}", size(now));
+    if let Some(memory) = gpu.memory {
+        found.push_str(&format!(", the GPU's memory {}", size(memory)));
+    }
+    let largest = gpu.largest_bar(number);
+    if let Some(largest) = largest {
+        found.push_str(&format!(", it can be {}", size(largest)));
+    }
+    let resize = "enable Resizable BAR and Above 4G Decoding in the firmware's set-up";
+    if now == 0 {
+        return finding(&check, State::Missing, found, resize);
+    }
+    if pages == Some(Pages::Windows) {
+        found = format!("{found}; {}", Pages::windows(now));
+        return finding(&check, State::Ok, found, "");
+    }
+    let small = gpu.memory.is_some_and(|vram| now < vram) || largest.is_some_and(|most| now < most);
+    if !small {
+        return finding(&check, State::Ok, found, "");
+    }
+    found.push_str(": pages outside of it go to host memory (no_alias)");
+    if pages == Some(Pages::TopDown) {
+        found = format!("{found}; {}", Pages::TOP_DOWN);
+    }
+    finding(&check, State::Note, found, resize)
+}
+
+/// Names of NICs that can be tested, and what was found of all.
+fn nics(host: &Host, seen: &doctor::Host) -> (Vec<String>, Vec<Finding>) {
+    let mut usable = Vec::new();
+    let mut findings = Vec::new();
+    for name in host.list(capture::INFINIBAND) {
+        let check = format!("nic {name}");
+        let device = seen.devices.values().find(|d| d.verbs.contains(&name));
+        let Some(device) = device else {
+            findings.push(finding(
+                &check,
+                State::Missing,
+                "no PCI device: it does not do DMA by itself (rxe, siw)",
+                "a ConnectX-4 or newer (mlx5)",
+            ));
+            continue;
+        };
+        let (state, found, next) = nic(host, &name, device);
+        findings.push(finding(&check, state, found, next));
+        if state != State::Missing {
+            usable.push(name);
+        }
+    }
+    if findings.is_empty() {
+        findings.push(finding(
+            "nic",
+            State::Missing,
+            "/sys/class/infiniband has no device",
+            "a ConnectX-4 or newer; modprobe mlx5_ib",
+        ));
+    }
+    only_one_must_do(!usable.is_empty(), &mut findings);
+    (usable, findings)
+}
+
+fn nic(host: &Host, name: &str, device: &Device) -> (State, String, &'static str) {
+    let driver = device.driver.as_deref().unwrap_or("no driver");
+    let what = format!("{}, {driver}", device.address);
+    if driver != "mlx5_core" {
+        let next = "the driver must fault through ib_umem_odp: that is mlx5";
+        return (State::Missing, what, next);
+    }
+    let Some(said) = host.ask("ibv_devinfo", &["-v", "-d", name]) else {
+        let next = "install ibv_devinfo (Debian: ibverbs-utils) and load ib_uverbs";
+        return (
+            State::Missing,
+            format!("{what}; ibv_devinfo gives no answer"),
+            next,
+        );
+    };
+    let rc = said
+        .lines()
+        .map(str::trim)
+        .skip_while(|line| !line.starts_with("rc_odp_caps"));
+    let rc: Vec<_> = rc
+        .skip(1)
+        .take_while(|line| !line.ends_with(':'))
+        .filter(|line| line.starts_with("SUPPORT_"))
+        .collect();
+    // For ib_write_bw and ib_read_bw.
+    let needed = ["SUPPORT_WRITE", "SUPPORT_READ"];
+    let lacking: Vec<_> = needed.into_iter().filter(|op| !rc.contains(op)).collect();
+    if !said.contains("ODP_SUPPORT") || !lacking.is_empty() {
+        let next = "enable ODP in the NIC's firmware (mlxconfig ODP_...), \
+                    or take a ConnectX-4 or newer";
+        let found = match lacking.len() {
+            1 => format!("{what}; on-demand paging for RC without {}", lacking[0]),
+            _ => format!("{what}; no on-demand paging"),
+        };
+        return (State::Missing, found, next);
+    }
+    let port = host
+        .read(&format!("/sys/class/infiniband/{name}/ports/1/state"))
+        .unwrap_or_default();
+    if !port.contains("ACTIVE") {
+        let next = "bring the port up: the test talks to itself through it";
+        return (
+            State::Missing,
+            format!("{what}; ODP, but port 1 is {port:?}"),
+            next,
+        );
+    }
+    (
+        State::Ok,
+        format!("{what}; ODP for RC: {}", rc.join(" ")),
+        "",
+    )
+}
+
+fn iommu(picture: &Picture) -> Finding {
+    let units: Vec<_> = picture.list(capture::IOMMUS).collect();
+    if units.is_empty() {
+        return finding(
+            "iommu",
+            State::Ok,
+            "none: devices use physical addresses",
+            "",
+        );
+    }
+    let line = picture.read(capture::COMMAND_LINE).unwrap_or_default();
+    let said: Vec<_> = line
+        .split_whitespace()
+        .filter(|word| word.contains("iommu"))
+        .collect();
+    let mut found = units.join(", ");
+    if !said.is_empty() {
+        found.push_str(&format!("; command line: {}", said.join(" ")));
+    }
+    finding("iommu", State::Ok, found, "")
+}
+
+/// The best pair that can be tested, and what the doctor says of all.
+fn paths(
+    seen: &doctor::Host,
+    report: &Report,
+    gpus: &[String],
+    nics: &[String],
+) -> (Option<Pair>, Vec<Finding>) {
+    let mut findings = Vec::new();
+    let mut best: Option<(Verdict, Pair)> = None;
+    let pairs = report.pairs.iter();
+    for pair in pairs.filter(|pair| pair.kind == PairKind::GpuNic) {
+        let device = seen
+            .devices
+            .values()
+            .find(|device| device.address.to_string() == pair.client);
+        let Some(device) = device else { continue };
+        let (state, found, next) = path(report, pair);
+        let name = device.verbs.first().unwrap_or(&pair.client);
+        let check = format!("path {name} to {}", pair.provider);
+        findings.push(finding(&check, state, found, &next));
+        let is_usable = gpus.contains(&pair.provider) && nics.contains(name);
+        let is_better = best.as_ref().is_none_or(|(other, _)| pair.verdict < *other);
+        if state != State::Missing && is_usable && is_better {
+            let reads = mlx5::reads(seen, device);
+            let mut all = seen.devices.values();
+            let gpu = all.find(|gpu| gpu.address.to_string() == pair.provider);
+            let found = Pair {
+                gpu: pair.provider.clone(),
+                driver: gpu.and_then(|gpu| gpu.driver.clone()).unwrap_or_default(),
+                verdict: pair.verdict,
+                nic: name.clone(),
+                reads,
+            };
+            best = Some((pair.verdict, found));
+        }
+    }
+    if findings.is_empty() {
+        findings.push(finding(
+            "path",
+            State::Missing,
+            "there is no pair of GPU and NIC to look at",
+            "",
+        ));
+    }
+    only_one_must_do(best.is_some(), &mut findings);
+    (best.map(|(_, pair)| pair), findings)
+}
+
+/// What the doctor says of a path, and of what mlx5 makes of it.
+fn path(report: &Report, pair: &PairReport) -> (State, String, String) {
+    let obstacles = report.obstacles.iter();
+    let obstacles: Vec<_> = obstacles
+        .filter(|o| pair.obstacles.contains(&o.id))
+        .filter(|o| match o.effect {
+            Effect::Blocks | Effect::Unknown => true,
+            _ => o.code == Code::Ordering,
+        })
+        .collect();
+    let is_blocked =
+        pair.works == Works::No || obstacles.iter().any(|o| o.effect == Effect::BlocksInPlace);
+    let state = match pair.works {
+        _ if is_blocked => State::Missing,
+        Works::Yes if obstacles.is_empty() => State::Ok,
+        _ => State::Note,
+    };
+    let mut found = format!("{}: {}", pair.path, pair.verdict.name());
+    let mut next = Vec::new();
+    for obstacle in obstacles {
+        found.push_str(&format!("; {} ({})", obstacle.what, obstacle.at.join("; ")));
+        let parameter = match obstacle.code {
+            Code::AcsRedirect => pair.parameter.as_deref().unwrap_or_default(),
+            _ => "",
+        };
+        next.push(format!("{} {parameter}", obstacle.next).trim().to_owned());
+    }
+    (state, found, next.join("; "))
+}
+
+fn perftest(host: &Host) -> Finding {
+    let next = "for speeds, build perftest of April 2025 or newer from source: ./configure --enable-opencl";
+    let Some(help) = host.said("ib_write_bw", &["--help"]) else {
+        return finding("perftest", State::Note, "ib_write_bw is not there", next);
+    };
+    let lacking: Vec<_> = ["--odp", "--use_opencl", "--gpu_touch"]
+        .into_iter()
+        .filter(|option| !help.contains(option))
+        .collect();
+    if lacking.is_empty() {
+        finding(
+            "perftest",
+            State::Ok,
+            "ib_write_bw knows --odp and --use_opencl",
+            "",
+        )
+    } else {
+        finding(
+            "perftest",
+            State::Note,
+            format!("ib_write_bw knows no {}", lacking.join(", ")),
+            next,
+        )
+    }
+}

@@ -1,0 +1,223 @@
+//! The series on real hardware: says first what the host has and what it lacks,
+//! because peer-to-peer DMA that is silently off looks like peer-to-peer DMA
+//! that is slow; then runs perftest, and the selftests, which compare contents.
+//!
+//! Nothing of the host is changed but the policy knob, which is put back, and that
+//! test_hmm is loaded while its tests run.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use checks::{Finding, State, Survey};
+use host::outcome::Verdict;
+use host::paths::Paths;
+use host::ui::Ui;
+use ktap::Status;
+use perftest::Measured;
+use results::report::{Outcome, Report};
+use sysroot::Host;
+
+mod checks;
+mod perftest;
+mod selftests;
+mod sysroot;
+
+/// perftest's options that put its buffer into the GPU and keep it there.
+pub const GPU_OPTIONS: &str = "--use_opencl=0 --gpu_touch=infinite";
+
+/// What is written to build/results, and what an owner of hardware sends back.
+#[derive(Serialize)]
+struct Record<'a> {
+    kernel: String,
+    /// What p2p-doctor says.
+    doctor: &'a doctor::report::Report,
+    findings: &'a [Finding],
+    measured: &'a [Measured],
+    outcomes: &'a [Outcome],
+    log: Vec<String>,
+}
+
+/// Looks at the host below `sysroot`, and tests it if it can be tested.
+pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<Verdict> {
+    let host = Host::at(sysroot);
+    let known = doctor::Known::read()?;
+    let seen = doctor::Host::new(doctor::capture::take(sysroot, &known));
+    let diagnosis = doctor::diagnose::diagnose(&seen, &known);
+    let survey = checks::survey(&host, &seen, &known, &diagnosis);
+    print!("{}", told(&survey.findings));
+
+    let mut measured = Vec::new();
+    let mut outcomes = Vec::new();
+    let result = test(
+        paths,
+        ui,
+        &host,
+        &survey,
+        gpu_options,
+        &mut measured,
+        &mut outcomes,
+    );
+    let record = Record {
+        kernel: host.read("/proc/version").unwrap_or_default(),
+        doctor: &diagnosis,
+        findings: &survey.findings,
+        measured: &measured,
+        outcomes: &outcomes,
+        log: kernel_log(&host),
+    };
+    fs::create_dir_all(paths.results())?;
+    // The host as `p2p-doctor --from` reads it.
+    fs::write(paths.results().join("hw-host.toml"), seen.picture.dump()?)?;
+    let file = paths.results().join("hw-report.md");
+    fs::write(&file, record.markdown())?;
+    fs::write(
+        file.with_extension("json"),
+        serde_json::to_string_pretty(&record)?,
+    )?;
+    let mut report = Report::from(outcomes);
+    report.write_logs(&paths.logs(), |file| paths.short(file))?;
+    print!(
+        "{}{}",
+        table(&measured),
+        report.tell(|_| "make hw-test".to_owned())
+    );
+    println!("report: {}", paths.short(&file));
+    println!("{}", report.closing_line());
+    result?;
+    Ok(match report.count(Status::Failed) {
+        0 => Verdict::Passed,
+        _ => Verdict::Failed,
+    })
+}
+
+fn test(
+    paths: &Paths,
+    ui: &Ui,
+    host: &Host,
+    survey: &Survey,
+    gpu_options: &str,
+    measured: &mut Vec<Measured>,
+    outcomes: &mut Vec<Outcome>,
+) -> Result<()> {
+    let Some(pair) = &survey.pair else {
+        let missing = survey.findings.iter().filter(|f| f.state == State::Missing);
+        for finding in missing {
+            outcomes.push(Outcome::skipped("hw", &finding.check, &finding.found));
+        }
+        bail!(
+            "the tests were not run: {} of {} checks miss something; see \"next\" above",
+            outcomes.len(),
+            survey.findings.len()
+        );
+    };
+    // The selftests set the policy, too.
+    let policy = perftest::Policy::keep(host)?;
+    if let Some(why) = &survey.no_perftest {
+        outcomes.push(Outcome::skipped("hw", "perftest", why));
+    } else {
+        let step = ui.step(format!("hw-test: perftest, {} and {}", pair.nic, pair.gpu));
+        let options: Vec<_> = gpu_options.split_whitespace().map(str::to_owned).collect();
+        let logs = paths.build().join("run/hw");
+        *measured = perftest::run(&policy, pair, &options, &logs)?;
+        outcomes.extend(perftest::judge(
+            measured,
+            pair.reads.as_ref().map(|reads| &*reads.why),
+        ));
+        step.done("ran");
+    }
+    outcomes.extend(selftests::run(paths, ui, host, pair)?);
+    Ok(())
+}
+
+/// The checks for people.
+fn told(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let word = match finding.state {
+            State::Ok => "ok",
+            State::Note => "note",
+            State::Missing => "MISSING",
+        };
+        text.push_str(&format!("{word:8} {}: {}\n", finding.check, finding.found));
+        if !finding.next.is_empty() {
+            text.push_str(&format!("         next: {}\n", finding.next));
+        }
+    }
+    text
+}
+
+/// Figures before and after, side by side.
+fn table(measured: &[Measured]) -> String {
+    if measured.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from(
+        "\n| program | policy | figure | unit | pages by result |\n|---|---|---:|---|---|\n",
+    );
+    for m in measured {
+        let figure = m.figure.map_or("-".to_owned(), |figure| figure.to_string());
+        let pages: Vec<_> = m.pages.iter().map(|(n, c)| format!("{n} {c}")).collect();
+        text.push_str(&format!(
+            "| {} | {} | {figure} | {} | {} |\n",
+            m.program,
+            m.policy,
+            m.unit,
+            pages.join(", ")
+        ));
+    }
+    text.push('\n');
+    text
+}
+
+impl Record<'_> {
+    fn markdown(&self) -> String {
+        let mut text = format!("# Hardware report\n\n{}\n\n```\n", self.kernel);
+        text.push_str(&told(self.findings));
+        text.push_str("```\n");
+        text.push_str(&table(self.measured));
+        if !self.outcomes.is_empty() {
+            text.push_str("\n| suite | test | result | why |\n|---|---|---|---|\n");
+        }
+        for outcome in self.outcomes {
+            text.push_str(&format!(
+                "| {} | {} | {} | {} |\n",
+                outcome.suite,
+                outcome.name,
+                format!("{:?}", outcome.status).to_lowercase(),
+                outcome.reason.replace('\n', "<br>").replace('|', "\\|")
+            ));
+        }
+        if !self.log.is_empty() {
+            text.push_str(&format!(
+                "\nKernel log:\n\n```\n{}\n```\n",
+                self.log.join("\n")
+            ));
+        }
+        text
+    }
+}
+
+/// What the kernel said of peer-to-peer DMA, and which GPU it found.
+fn kernel_log(host: &Host) -> Vec<String> {
+    let marks = [
+        "peer-to-peer",
+        "P2PDMA",
+        "p2pdma",
+        "ACS redirect",
+        "hmm_p2p",
+        "nouveau",
+        "DMAR",
+        "AMD-Vi",
+    ];
+    let log = host.ask("dmesg", &[]).unwrap_or_default();
+    let lines = log
+        .lines()
+        .filter(|line| marks.iter().any(|mark| line.contains(mark)));
+    lines.take(60).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests;

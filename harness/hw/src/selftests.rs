@@ -1,0 +1,243 @@
+//! The kernel's selftests of peer-to-peer DMA, built from the tree and run on
+//! the host. One compares contents: it moves memory to the GPU, which the NIC
+//! writes and reads there. Those that need the test devices of the series skip,
+//! and say so. Those of HMM need no hardware, but the module test_hmm, which is
+//! loaded for them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use doctor::rules::Verdict;
+
+use super::checks::Pair;
+use super::sysroot::Host;
+use host::paths::Paths;
+use host::proc::{interrupted, output, processors, tail};
+use host::ui::{Step, Ui};
+use results::report::Outcome;
+
+const FOLDER: &str = "tools/testing/selftests";
+const SUITE: &str = "hw/selftest";
+const HMM: &str = "hmm-tests";
+/// Compares contents, with any GPU and any NIC.
+const CONTENTS: &str = "hmm_p2p_verbs_gpu_test";
+const MODULE: &str = "test_hmm";
+const LIMIT: &str = "900";
+
+/// Builds and runs all of them, for a GPU and a NIC.
+pub fn run(paths: &Paths, ui: &Ui, host: &Host, pair: &Pair) -> Result<Vec<Outcome>> {
+    let trees = [Some(paths.tree()), paths.kdir.clone()];
+    let tree = trees
+        .into_iter()
+        .flatten()
+        .find(|tree| tree.join(FOLDER).join("p2pdma").is_dir());
+    let Some(tree) = tree else {
+        let why = "no kernel tree with the series: make tree, or KDIR=/path/to/linux";
+        return Ok(vec![Outcome::skipped(SUITE, "all", why)]);
+    };
+    let step = ui.step("hw-test: selftests");
+    let out = paths.build().join("run/hw");
+    let built = Built { tree, out };
+    let outcomes = match built.headers()? {
+        Some(why) => vec![Outcome::failed(SUITE, "all", why)],
+        None => {
+            let mut outcomes = built.contents(&step, &environment(pair))?;
+            outcomes.extend(built.p2pdma(&step)?);
+            step.at(HMM);
+            outcomes.extend(built.hmm(host)?);
+            outcomes
+        }
+    };
+    step.done(format!("{} tests", outcomes.len()));
+    Ok(outcomes)
+}
+
+/// What tells the selftests which devices to take, and what path there is.
+fn environment(pair: &Pair) -> Vec<(&'static str, String)> {
+    let plugin = match &*pair.driver {
+        "amdgpu" => "amdkfd",
+        other => other,
+    };
+    let mut environment = vec![
+        ("P2PTEST_GPU", format!("{plugin}@{}", pair.gpu)),
+        ("P2P_VERBS_DEVICE", pair.nic.clone()),
+    ];
+    // The test registers without relaxed ordering.
+    let is_asked = pair.reads.as_ref().is_none_or(|reads| reads.strict);
+    let path = match pair.verdict {
+        Verdict::BusAddr if is_asked => "bus_addr",
+        Verdict::ThruHostBridge if is_asked => "host_bridge",
+        // The test tries one page, and expects all others to fare as it did.
+        _ => return environment,
+    };
+    environment.push(("P2PTEST_EXPECT", path.to_owned()));
+    environment
+}
+
+/// What is built from a tree, below `out`.
+struct Built {
+    tree: PathBuf,
+    out: PathBuf,
+}
+
+impl Built {
+    /// The kernel's headers; what went wrong.
+    fn headers(&self) -> Result<Option<String>> {
+        let headers = self.out.join("headers");
+        fs::create_dir_all(&headers)?;
+        let mut make = Command::new("make");
+        make.arg("-C")
+            .arg(&self.tree)
+            .arg(format!("O={}", headers.display()))
+            .args(["-s", "headers_install"]);
+        made(&mut make)
+    }
+
+    /// A folder of selftests, or one program of it; what went wrong.
+    fn selftests(&self, folder: &str, to: &Path, program: Option<&Path>) -> Result<Option<String>> {
+        fs::create_dir_all(to)?;
+        let mut make = Command::new("make");
+        make.arg("-C")
+            .arg(self.tree.join(FOLDER).join(folder))
+            .arg(format!("OUTPUT={}", to.display()))
+            .arg(format!(
+                "KHDR_INCLUDES=-isystem {}",
+                self.out.join("headers/usr/include").display()
+            ))
+            .arg(format!("-j{}", processors()))
+            .args(program);
+        made(&mut make)
+    }
+
+    /// The GPU by itself, then what the NIC does to its memory.
+    fn contents(&self, step: &Step<'_>, environment: &[(&str, String)]) -> Result<Vec<Outcome>> {
+        let mut outcomes = Vec::new();
+        for (folder, name) in [("gpu", "hmm_p2p_gpu_plugin_test"), ("verbs", CONTENTS)] {
+            step.at(name);
+            let programs = self.out.join(format!("selftests-{folder}"));
+            let program = programs.join(name);
+            let folder = format!("p2pdma/{folder}");
+            outcomes.extend(match self.selftests(&folder, &programs, Some(&program))? {
+                Some(why) => vec![Outcome::failed(SUITE, name, why)],
+                None => self.outcomes(name, &program, &[], environment)?,
+            });
+        }
+        Ok(outcomes)
+    }
+
+    fn p2pdma(&self, step: &Step<'_>) -> Result<Vec<Outcome>> {
+        let programs = self.out.join("selftests");
+        if let Some(why) = self.selftests("p2pdma", &programs, None)? {
+            return Ok(vec![Outcome::failed(SUITE, "p2pdma", why)]);
+        }
+        let mut names: Vec<_> = fs::read_dir(&programs)?
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+            .filter(|name| name.ends_with("_test"))
+            .collect();
+        names.sort();
+        let mut outcomes = Vec::new();
+        for name in names {
+            step.at(&name);
+            outcomes.extend(self.outcomes(&name, &programs.join(&name), &[], &[])?);
+        }
+        Ok(outcomes)
+    }
+
+    /// What the series adds to the selftests of HMM.
+    fn hmm(&self, host: &Host) -> Result<Vec<Outcome>> {
+        let module = Module::load(host);
+        if let Err(why) = &module
+            && !interrupted()
+        {
+            return Ok(vec![Outcome::skipped(SUITE, HMM, format!("{why:#}"))]);
+        }
+        let _taken_out_later = module?;
+        let programs = self.out.join("selftests-mm");
+        let program = programs.join(HMM);
+        if let Some(why) = self.selftests("mm", &programs, Some(&program))? {
+            return Ok(vec![Outcome::failed(SUITE, HMM, why)]);
+        }
+        let fixtures = ["-f", "hmm_p2p", "-f", "hmm_p2p_refused"];
+        self.outcomes(HMM, &program, &fixtures, &[])
+    }
+
+    /// Runs a program; what it reports.
+    fn outcomes(
+        &self,
+        name: &str,
+        program: &Path,
+        args: &[&str],
+        environment: &[(&str, String)],
+    ) -> Result<Vec<Outcome>> {
+        let mut command = Command::new("timeout");
+        command
+            .args(["--kill-after=5", LIMIT])
+            .arg(program)
+            .args(args)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .current_dir(&self.out);
+        let (status, said, err) = output(&mut command)?;
+        let log = self.out.join(format!("{name}.log"));
+        fs::write(&log, format!("{said}{err}")).with_context(|| log.display().to_string())?;
+        let cases = ktap::parse(&said);
+        let failed = cases.iter().any(|case| case.status == ktap::Status::Failed);
+        let mut outcomes: Vec<_> = cases
+            .into_iter()
+            .map(|case| Outcome::from_ktap(SUITE, name, case))
+            .collect();
+        // 4: everything was skipped.
+        if !failed && !matches!(status.code(), Some(0 | 4)) {
+            let why = format!("{status}:\n{}", tail(&(said + &err), 10));
+            outcomes.push(Outcome::failed(SUITE, name, why));
+        }
+        Ok(outcomes)
+    }
+}
+
+/// What went wrong when something was built.
+fn made(make: &mut Command) -> Result<Option<String>> {
+    let (status, said, err) = output(make)?;
+    Ok((!status.success()).then(|| format!("cannot be built:\n{}", tail(&(said + &err), 15))))
+}
+
+/// test_hmm; taken out again when dropped, also after Ctrl-C, unless it was there before.
+struct Module {
+    /// modprobe, if there is something to take out.
+    loaded_by: Option<PathBuf>,
+}
+
+impl Module {
+    fn load(host: &Host) -> Result<Self> {
+        if host.path(&format!("/sys/module/{MODULE}")).is_dir() {
+            return Ok(Self { loaded_by: None });
+        }
+        let modprobe = host
+            .program("modprobe")
+            .context("modprobe is not there: install kmod")?;
+        let (status, _, err) = output(Command::new(&modprobe).arg(MODULE))?;
+        if !status.success() {
+            bail!(
+                "{MODULE} cannot be loaded: build the kernel with CONFIG_TEST_HMM=m\n{}",
+                err.trim()
+            );
+        }
+        Ok(Self {
+            loaded_by: Some(modprobe),
+        })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let Some(modprobe) = &self.loaded_by else {
+            return;
+        };
+        // Not by output(), which starts nothing after Ctrl-C.
+        let status = Command::new(modprobe).args(["-r", MODULE]).status();
+        if !status.is_ok_and(|status| status.success()) {
+            eprintln!("p2p: {MODULE} is still loaded; take it out: modprobe -r {MODULE}");
+        }
+    }
+}

@@ -1,0 +1,493 @@
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+
+use super::*;
+use host::outcome::status_of;
+
+mod mlx5;
+mod selftests;
+
+/// A host's files in a folder that goes away.
+struct Fixture {
+    dir: tempfile::TempDir,
+}
+
+/// Where a fixture's cards are.
+const GPU: &str = "0000:03:00.0";
+const NIC: &str = "0000:04:00.0";
+const SWITCH: &str = "pci0000:00/0000:00:01.0/0000:01:00.0";
+const NIC_PORT: &str = "0000:02:01.0";
+
+/// What a PCI Express capability calls them.
+const ROOT_PORT: u8 = 4;
+const UPSTREAM_PORT: u8 = 5;
+const DOWNSTREAM_PORT: u8 = 6;
+
+/// Places in the configuration space of the cards and bridges here.
+const DEVICE_CONTROL: usize = 0x48;
+const ACS_CONTROL: usize = 0x14e;
+const ATS_CONTROL: usize = 0x156;
+
+/// A configuration space. Power management is before PCI Express, AER before
+/// ACS and ATS.
+fn config() -> Vec<u8> {
+    let mut config = vec![0; 4096];
+    config[0x34] = 0x50;
+    config[0x50..0x52].copy_from_slice(&[0x01, 0x40]);
+    config[0x40..0x43].copy_from_slice(&[0x10, 0x00, 0x02]);
+    config[0x100..0x104].copy_from_slice(&0x1481_0001_u32.to_le_bytes());
+    config[0x148..0x14c].copy_from_slice(&0x1501_000d_u32.to_le_bytes());
+    config[0x150..0x154].copy_from_slice(&0x0001_000f_u32.to_le_bytes());
+    config
+}
+
+impl Fixture {
+    /// A host with nothing but a CPU.
+    fn bare() -> Self {
+        let fixture = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        fixture.write("proc/sys/kernel/osrelease", "7.3.0\n");
+        fixture.write("proc/version", "Linux version 7.3.0\n");
+        fixture.write(
+            "proc/cpuinfo",
+            "vendor_id\t: GenuineIntel\ncpu family\t: 6\n",
+        );
+        fixture.write("proc/cmdline", "root=/dev/sda\n");
+        fs::create_dir_all(fixture.path("sys/bus/pci/devices")).unwrap();
+        fixture
+    }
+
+    /// A host that can be tested: Pascal and ConnectX below one switch.
+    fn whole() -> Self {
+        let fixture = Self::bare();
+        fixture.write("sys/kernel/mm/hmm/p2p", "[auto] switch never\n");
+        for name in ["bus_addr", "host_bridge", "policy", "topology"] {
+            fixture.write(&format!("sys/kernel/mm/hmm/p2p_stats/{name}"), "5\n");
+        }
+        fixture.write(
+            "boot/config-7.3.0",
+            "CONFIG_PCI_P2PDMA=y\nCONFIG_DEVICE_PRIVATE=y\n\
+             CONFIG_INFINIBAND_ON_DEMAND_PAGING=y\nCONFIG_HMM_MIRROR=y\n\
+             CONFIG_DRM_NOUVEAU_SVM=y\nCONFIG_DRM_NOUVEAU_DMEM_P2P=y\n\
+             CONFIG_DRM_XE_PAGEMAP=y\nCONFIG_HSA_AMD_SVM=y\nCONFIG_HSA_AMD_P2P=y\n",
+        );
+        fixture.device("pci0000:00/0000:00:00.0", 0x06_0000, 0x8086, 0x1234, "");
+        fixture.bridge("pci0000:00/0000:00:01.0", ROOT_PORT);
+        fixture.bridge(SWITCH, UPSTREAM_PORT);
+        for (port, card) in [("0000:02:00.0", GPU), (NIC_PORT, NIC)] {
+            fixture.bridge(&format!("{SWITCH}/{port}"), DOWNSTREAM_PORT);
+            let place = format!("{SWITCH}/{port}/{card}");
+            if card == GPU {
+                fixture.device(&place, 0x03_0000, 0x10de, 0x1b80, "nouveau");
+            } else {
+                fixture.device(&place, 0x02_0000, 0x15b3, 0x1017, "mlx5_core");
+            }
+        }
+        fixture.bar(GPU, 1, 16 << 30);
+        fixture.infiniband("mlx5_0", NIC);
+        fixture.program(
+            "ibv_devinfo",
+            "echo 'general_odp_caps:\n\t\tODP_SUPPORT\n\trc_odp_caps:\n\t\tSUPPORT_SEND\n\
+             \t\tSUPPORT_WRITE\n\t\tSUPPORT_READ\n\tuc_odp_caps:\n\t\tNO SUPPORT'",
+        );
+        for name in ["ib_write_bw", "ib_read_bw", "ib_write_lat"] {
+            fixture.program(name, &fixture.perftest());
+        }
+        fixture
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    fn write(&self, path: &str, text: impl AsRef<[u8]>) {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn program(&self, name: &str, script: &str) {
+        let path = format!("usr/bin/{name}");
+        self.write(&path, format!("#!/bin/sh\n{script}\n"));
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.path(&path), mode).unwrap();
+    }
+
+    /// A device at its place below /sys/devices.
+    fn device(&self, place: &str, class: u32, vendor: u16, device: u16, driver: &str) {
+        let dir = format!("sys/devices/{place}");
+        self.write(&format!("{dir}/class"), format!("{class:#08x}\n"));
+        self.write(&format!("{dir}/vendor"), format!("{vendor:#06x}\n"));
+        self.write(&format!("{dir}/device"), format!("{device:#06x}\n"));
+        self.write(&format!("{dir}/config"), config());
+        let address = place.rsplit('/').next().unwrap();
+        let link = self.path(&format!("sys/bus/pci/devices/{address}"));
+        symlink(format!("../../../devices/{place}"), link).unwrap();
+        if !driver.is_empty() {
+            let drivers = format!("sys/bus/pci/drivers/{driver}");
+            fs::create_dir_all(self.path(&drivers)).unwrap();
+            symlink(self.path(&drivers), self.path(&format!("{dir}/driver"))).unwrap();
+        }
+    }
+
+    /// A bridge that is this type of port.
+    fn bridge(&self, place: &str, port: u8) {
+        self.device(place, 0x06_0400, 0x104c, 0x8232, "");
+        let mut config = config();
+        config[0x42] |= port << 4;
+        self.write(&format!("sys/devices/{place}/config"), config);
+    }
+
+    /// Changes a word of a device's configuration space.
+    fn config(&self, address: &str, at: usize, word: u16) {
+        let path = format!("sys/bus/pci/devices/{address}/config");
+        let mut config = fs::read(self.path(&path)).unwrap();
+        config[at..at + 2].copy_from_slice(&word.to_le_bytes());
+        self.write(&path, config);
+    }
+
+    fn set(&self, address: &str, file: &str, text: impl AsRef<[u8]>) {
+        self.write(&format!("sys/bus/pci/devices/{address}/{file}"), text);
+    }
+
+    fn bar(&self, address: &str, number: usize, size: u64) {
+        let mut text = "0x0 0x0 0x0\n".repeat(number);
+        text.push_str(&format!(
+            "0x1000000000 {:#x} 0x14220c\n",
+            0x10_0000_0000 + size - 1
+        ));
+        self.set(address, "resource", text);
+    }
+
+    /// Binds the GPU to another driver.
+    fn bind(&self, driver: &str) {
+        let link = self.path(&format!("sys/bus/pci/devices/{GPU}/driver"));
+        let driver = self.path(&format!("sys/bus/pci/drivers/{driver}"));
+        fs::remove_file(&link).unwrap();
+        fs::create_dir_all(&driver).unwrap();
+        symlink(driver, link).unwrap();
+    }
+
+    fn infiniband(&self, name: &str, address: &str) {
+        let dir = format!("sys/class/infiniband/{name}");
+        self.write(&format!("{dir}/ports/1/state"), "4: ACTIVE\n");
+        let device = self.path(&format!("sys/bus/pci/devices/{address}"));
+        symlink(device, self.path(&format!("{dir}/device"))).unwrap();
+    }
+
+    /// perftest that counts as the kernel would: it looks at the policy.
+    fn perftest(&self) -> String {
+        let root = self.dir.path().display();
+        format!(
+            r#"root={root}
+case "$*" in
+*--help*) echo "--odp --use_opencl= --gpu_touch="; exit 1;;
+*localhost*)
+	case $(cat $root/sys/kernel/mm/hmm/p2p) in
+	*never*) f=$root/sys/kernel/mm/hmm/p2p_stats/policy;;
+	*) f=$root/sys/kernel/mm/hmm/p2p_stats/bus_addr;;
+	esac
+	echo $(($(cat $f) + 100)) >$f
+	rm -f $root/proc/net/tcp
+	echo ' #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   t_avg[usec]'
+	echo ' 65536      5000             11600.10            11500.20        9.4';;
+*)
+	mkdir -p $root/proc/net
+	printf 'head\n 0: 00000000:4853 00000000:0000 0A\n' >$root/proc/net/tcp
+	exec sleep 60;;
+esac"#
+        )
+    }
+
+    fn survey(&self) -> Survey {
+        let known = doctor::Known::read().unwrap();
+        let picture = doctor::capture::take(self.dir.path(), &known);
+        let seen = doctor::Host::new(picture);
+        let report = doctor::diagnose::diagnose(&seen, &known);
+        checks::survey(&Host::at(self.dir.path()), &seen, &known, &report)
+    }
+
+    fn found(&self, check: &str) -> Finding {
+        let survey = self.survey();
+        let found = survey.findings.iter().find(|f| f.check.starts_with(check));
+        found
+            .unwrap_or_else(|| panic!("{}", told(&survey.findings)))
+            .clone()
+    }
+
+    fn run(&self) -> (Result<Verdict>, String, tempfile::TempDir) {
+        self.run_in(tempfile::tempdir().unwrap())
+    }
+
+    fn run_in(&self, root: tempfile::TempDir) -> (Result<Verdict>, String, tempfile::TempDir) {
+        let build = root.path().join("build");
+        let paths = Paths {
+            root: root.path().to_owned(),
+            work: build.clone(),
+            output: build,
+            cache: root.path().join("cache"),
+            kdir: None,
+        };
+        let result = run(&paths, &Ui::new(false), self.dir.path(), GPU_OPTIONS);
+        let report = fs::read_to_string(paths.results().join("hw-report.md")).unwrap();
+        (result, report, root)
+    }
+
+    fn policy(&self) -> String {
+        fs::read_to_string(self.path("sys/kernel/mm/hmm/p2p")).unwrap()
+    }
+}
+
+#[test]
+fn a_host_with_nothing_is_told_what_it_lacks() {
+    let fixture = Fixture::bare();
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 2);
+    for check in ["kernel", "gpu", "nic", "path"] {
+        assert!(
+            report.contains(&format!("MISSING  {check}: ")),
+            "{check}: {report}"
+        );
+    }
+    assert!(report.contains("note     perftest: "), "{report}");
+    assert!(report.contains("| hw | gpu | skipped |"), "{report}");
+}
+
+#[test]
+fn a_host_with_everything_is_tested_and_left_as_it_was() {
+    let fixture = Fixture::whole();
+    let survey = fixture.survey();
+    assert!(survey.pair.is_some(), "{}", told(&survey.findings));
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 0, "{report}");
+    assert!(
+        report.contains("| ib_write_bw | never | 11500.2 | MB/s |"),
+        "{report}"
+    );
+    assert!(
+        report.contains("| ib_write_lat | auto | 9.4 | us |"),
+        "{report}"
+    );
+    assert!(
+        report.contains("| hw/selftest | all | skipped | no kernel tree"),
+        "{report}"
+    );
+    assert_eq!(fixture.policy(), "auto");
+}
+
+#[test]
+fn a_kernel_that_ignores_the_policy_is_a_failure() {
+    let fixture = Fixture::whole();
+    let broken = fixture.perftest().replace("*never*", "*nowhere*");
+    fixture.program("ib_read_bw", &broken);
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 1, "{report}");
+    assert!(
+        report.contains("| hw/never | ib_read_bw | failed |"),
+        "{report}"
+    );
+}
+
+#[test]
+fn a_program_that_fails_is_told_and_the_policy_put_back() {
+    let fixture = Fixture::whole();
+    fixture.write("sys/kernel/mm/hmm/p2p", "auto [switch] never\n");
+    let script = "case $* in *--help*) echo --odp --use_opencl --gpu_touch;; \
+                  *) echo no SVM; exit 1;; esac";
+    fixture.program("ib_write_bw", script);
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 1, "{report}");
+    assert!(report.contains("no SVM"), "{report}");
+    assert_eq!(fixture.policy(), "switch");
+}
+
+#[test]
+fn the_kernel_and_its_options() {
+    let fixture = Fixture::whole();
+    fixture.write(
+        "boot/config-7.3.0",
+        "# CONFIG_PCI_P2PDMA is not set\nCONFIG_DEVICE_PRIVATE=y\n",
+    );
+    let found = fixture.found("config");
+    assert_eq!(found.state, State::Missing);
+    assert!(found.found.contains("CONFIG_PCI_P2PDMA"), "{}", found.found);
+    assert!(!found.found.contains("DEVICE_PRIVATE"), "{}", found.found);
+    fixture.write("sys/kernel/mm/hmm/p2p", "auto switch [never]\n");
+    assert_eq!(fixture.found("kernel").state, State::Note);
+    fs::remove_file(fixture.path("sys/kernel/mm/hmm/p2p")).unwrap();
+    assert_eq!(fixture.found("kernel").state, State::Missing);
+}
+
+#[test]
+fn gpus_that_have_no_device_private_memory() {
+    for (device, word) in [
+        (0x2204, "Ampere"),
+        (0x1e84, "Turing"),
+        (0x1d81, "Volta"),
+        (0x13c2, "older"),
+    ] {
+        let fixture = Fixture::whole();
+        fixture.set(GPU, "device", format!("{device:#x}\n"));
+        let found = fixture.found("gpu");
+        assert_eq!(found.state, State::Missing, "{word}");
+        assert!(found.found.contains(word), "{}", found.found);
+        assert!(found.next.contains("Pascal"), "{}", found.next);
+    }
+    let fixture = Fixture::whole();
+    fs::remove_file(fixture.path(&format!("sys/bus/pci/devices/{GPU}/driver"))).unwrap();
+    assert!(fixture.found("gpu").found.contains("no driver"));
+}
+
+#[test]
+fn xe_and_amdgpu_are_believed_when_they_reserve_addresses() {
+    let fixture = Fixture::whole();
+    fixture.bind("amdgpu");
+    fixture.write("proc/iomem", format!("0-1 : PCI Bus\n  0-1 : {GPU}\n"));
+    let found = fixture.found("gpu");
+    assert_eq!(found.state, State::Missing);
+    assert!(found.next.contains("GC 9.0.1 to 9.4.2"), "{}", found.next);
+    fixture.write(
+        "proc/iomem",
+        format!("0-1 : PCI Bus\n  0-1 : {GPU}\n0-1 : {GPU}\n"),
+    );
+    assert_eq!(fixture.found("gpu").state, State::Ok);
+
+    // Those whose caches may hide what a peer writes.
+    for (version, state) in [
+        ("9.4.2", State::Ok),
+        ("9.4.3", State::Missing),
+        ("9.5.0", State::Missing),
+        ("10.3.0", State::Ok),
+        ("11.0.3", State::Ok),
+        ("12.0.1", State::Missing),
+    ] {
+        for (name, part) in ["major", "minor", "revision"]
+            .iter()
+            .zip(version.split('.'))
+        {
+            fixture.set(GPU, &format!("ip_discovery/die/0/GC/0/{name}"), part);
+        }
+        let found = fixture.found("gpu");
+        assert_eq!(found.state, state, "{version}");
+        assert_eq!(found.found.contains(version), state == State::Missing);
+    }
+
+    fixture.bind("xe");
+    fixture.write("proc/iomem", "0-1 : PCI Bus\n");
+    fixture.set(GPU, "device", "0xe20b\n");
+    assert_eq!(fixture.found("gpu").state, State::Note, "not yet");
+    fixture.set(GPU, "device", "0x56a0\n");
+    let found = fixture.found("gpu");
+    assert_eq!(found.state, State::Missing, "never");
+    assert!(found.found.contains("no page faults"), "{}", found.found);
+}
+
+#[test]
+fn switches_of_drivers() {
+    let fixture = Fixture::whole();
+    let path = fixture.path("boot/config-7.3.0");
+    let options = fs::read_to_string(&path).unwrap();
+    let without = options.replace("CONFIG_DRM_NOUVEAU_DMEM_P2P=y\n", "");
+    fs::write(&path, without).unwrap();
+    let found = fixture.found("gpu").found;
+    let why = "nouveau without CONFIG_DRM_NOUVEAU_DMEM_P2P";
+    assert!(found.contains(why), "{found}");
+
+    fixture.bind("amdgpu");
+    fixture.write("proc/iomem", format!("0-1 : {GPU}\n"));
+    assert_eq!(fixture.found("gpu").state, State::Ok);
+    fixture.write("sys/module/amdgpu/parameters/pcie_p2p", "N\n");
+    let found = fixture.found("gpu");
+    assert_eq!(found.state, State::Missing);
+    assert!(found.next.contains("amdgpu.pcie_p2p=1"), "{}", found.next);
+}
+
+#[test]
+fn a_small_bar_is_no_obstacle_but_said() {
+    let fixture = Fixture::whole();
+    fixture.bar(GPU, 1, 256 << 20);
+    fixture.set(GPU, "resource1_resize", "0000000000007fc0\n");
+    let found = fixture.found("bar");
+    assert_eq!(found.state, State::Ok, "nouveau's windows move");
+    assert!(found.found.contains("128 MiB at a time"), "{}", found.found);
+    fixture.bind("amdgpu");
+    fixture.write("proc/iomem", format!("0-1 : {GPU}\n"));
+    fixture.bar(GPU, 0, 256 << 20);
+    assert_eq!(fixture.found("bar").state, State::Ok);
+    fixture.set(GPU, "resource0_resize", "0000000000007fc0\n");
+    let found = fixture.found("bar");
+    assert_eq!(found.state, State::Note);
+    assert!(found.found.contains("256 MiB"), "{}", found.found);
+    assert!(found.found.contains("nearly all"), "{}", found.found);
+    assert!(found.found.contains("it can be 16 GiB"), "{}", found.found);
+    assert!(found.next.contains("Resizable BAR"), "{}", found.next);
+    fixture.set(GPU, "resource", "");
+    assert_eq!(
+        fixture.found("bar").state,
+        State::Note,
+        "another check says that it is missing"
+    );
+}
+
+#[test]
+fn nics() {
+    let fixture = Fixture::whole();
+    assert!(fixture.found("nic").found.contains("SUPPORT_WRITE"));
+    fixture.write("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
+    assert_eq!(fixture.found("nic").state, State::Missing);
+    fixture.write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
+    fixture.program("ibv_devinfo", "echo 'rc_odp_caps:\n\tNO SUPPORT\n'");
+    assert!(fixture.found("nic").found.contains("no on-demand paging"));
+    let only_writes = "echo 'ODP_SUPPORT\nrc_odp_caps:\n\tSUPPORT_WRITE\nuc_odp_caps:\n'";
+    fixture.program("ibv_devinfo", only_writes);
+    let found = fixture.found("nic");
+    assert_eq!(found.state, State::Missing);
+    assert!(
+        found.found.contains("without SUPPORT_READ"),
+        "{}",
+        found.found
+    );
+    // A software NIC beside it is no obstacle, alone it is one.
+    let fixture = Fixture::whole();
+    fs::create_dir_all(fixture.path("sys/class/infiniband/rxe0")).unwrap();
+    assert_eq!(fixture.found("nic rxe0").state, State::Note);
+    fs::remove_dir_all(fixture.path("sys/class/infiniband/mlx5_0")).unwrap();
+    let found = fixture.found("nic rxe0");
+    assert_eq!(found.state, State::Missing);
+    assert!(found.found.contains("rxe"), "{}", found.found);
+}
+
+#[test]
+fn the_path_is_what_the_doctor_says() {
+    let fixture = Fixture::whole();
+    let path = fixture.found("path");
+    assert_eq!(path.state, State::Ok);
+    assert_eq!(path.found, "switch 0000:01:00.0: BUS_ADDR");
+    // What those who are not root see.
+    fixture.set("0000:02:00.0", "config", [0; 64]);
+    assert_eq!(fixture.found("path").state, State::Note);
+    let fixture = Fixture::whole();
+    fixture.config(NIC_PORT, ACS_CONTROL, 0x1d);
+    let path = fixture.found("path");
+    assert_eq!(path.state, State::Missing);
+    let parameter = "pci=disable_acs_redir=0000:02:01.0";
+    assert!(path.next.ends_with(parameter), "{}", path.next);
+    assert!(path.found.contains("8086:1234"), "{}", path.found);
+    assert!(fixture.survey().pair.is_none());
+    let zen = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n";
+    fixture.write("proc/cpuinfo", zen);
+    assert!(fixture.survey().pair.is_some());
+}
+
+/// A GPU whose driver cannot do it has a path, too.
+#[test]
+fn paths_of_gpus_that_cannot_be_tested_are_told() {
+    let fixture = Fixture::whole();
+    fixture.bind("nvidia");
+    let gpu = fixture.found("gpu");
+    assert_eq!(gpu.state, State::Missing);
+    assert!(gpu.next.contains("dma-buf"), "{}", gpu.next);
+    assert_eq!(fixture.found("path").state, State::Ok);
+    assert!(fixture.survey().pair.is_none());
+}

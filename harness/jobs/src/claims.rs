@@ -1,0 +1,105 @@
+//! What a command claims that the NIC has moved in the GPUs' memory, against the NIC's own
+//! log. The guest does not see that log in time, and would be no judge of it.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use machine::vm::Ran;
+use machine::witness::conversations;
+use plan::topology::connectx;
+use results::report::Outcome;
+
+/// Begins such a line of a report; the bytes follow.
+const CLAIM: &str = "# vram ";
+
+/// Why the log of the first NIC does not go with the report: each of its tests is a
+/// conversation, and claims so many bytes.
+pub fn contradicted(outcomes: &[Outcome], ran: &Ran) -> Option<String> {
+    match compare(outcomes, ran) {
+        Ok(wrong) if wrong.is_empty() => None,
+        Ok(wrong) => Some(wrong.join("\n")),
+        Err(error) => Some(format!("{error:#}")),
+    }
+}
+
+fn compare(outcomes: &[Outcome], ran: &Ran) -> Result<Vec<String>> {
+    let file = ran.dir.join(format!("{}.log", connectx(0)));
+    let log = fs::read_to_string(&file);
+    let seen = log.map_err(Into::into).and_then(|log| conversations(&log));
+    let seen = seen.with_context(|| file.display().to_string())?;
+    if seen.len() != outcomes.len() {
+        return Ok(vec![format!(
+            "the NIC's log has {} conversations, for {} tests",
+            seen.len(),
+            outcomes.len()
+        )]);
+    }
+    let mut wrong = Vec::new();
+    for (outcome, seen) in outcomes.iter().zip(seen) {
+        let claim = outcome.log.iter().find_map(|line| line.strip_prefix(CLAIM));
+        let trouble = match claim.map(|bytes| bytes.trim().parse()) {
+            Some(Ok(bytes)) => seen.contradicts(bytes),
+            _ => Some(format!("it has no line \"{CLAIM}BYTES\"")),
+        };
+        wrong.extend(trouble.map(|trouble| format!("{}: {trouble}", outcome.name)));
+    }
+    Ok(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::time::Duration;
+
+    use ktap::{Case, Status};
+
+    use machine::vm::End;
+
+    fn outcome(line: &str) -> Outcome {
+        let case = Case {
+            name: "ib_write_bw".into(),
+            status: Status::Passed,
+            reason: String::new(),
+            log: vec![line.to_owned()],
+        };
+        Outcome::from_ktap("perftest/switch", "perftest", case)
+    }
+
+    #[test]
+    fn claims_are_those_of_the_log() {
+        // 4096 bytes of VRAM in the first conversation, none in the second.
+        let log = r#"{"event":"dma","to":"vram0","len":4096,"ats":false,"ro":false}
+{"event":"command","name":"DESTROY_QP"}
+{"event":"command","name":"DESTROY_QP"}
+{"event":"dma","to":"ram","len":64,"ats":false,"ro":false}
+{"event":"command","name":"DESTROY_QP"}
+{"event":"end","ram_bytes":64,"peer_bytes":4096}
+"#;
+        let dir = tempfile::tempdir().unwrap();
+        let ran = Ran {
+            dir: dir.path().to_owned(),
+            end: End::Done(0),
+            console: String::new(),
+            time: Duration::ZERO,
+            witness: None,
+        };
+        let told = |lines: &[&str]| {
+            let outcomes = Vec::from_iter(lines.iter().map(|line| outcome(line)));
+            contradicted(&outcomes, &ran)
+        };
+        let good = ["# vram 4096", "# vram 0"];
+        assert!(told(&good).unwrap().contains("connectx0.log"));
+        fs::write(dir.path().join("connectx0.log"), log).unwrap();
+        assert_eq!(told(&good), None);
+        let wrong = told(&["# vram 0", "# vram 1"]).unwrap();
+        assert!(wrong.contains("claimed 0 bytes, but the NIC has moved 4096"));
+        assert!(wrong.contains("claimed 1 bytes, but the NIC has moved 0"));
+        assert!(wrong.starts_with("perftest: ib_write_bw: "), "{wrong}");
+        let wrong = told(&good[..1]).unwrap();
+        assert_eq!(wrong, "the NIC's log has 2 conversations, for 1 tests");
+        let wrong = told(&["# vram", "ok"]).unwrap();
+        assert_eq!(wrong.matches("no line").count(), 2, "{wrong}");
+    }
+}

@@ -1,0 +1,338 @@
+//! The main job, once per scenario of each topology and NIC: a process's memory lies in
+//! the GPU, the NIC reads and writes it, and the judge looks. Where the NIC is a model of a
+//! ConnectX, its log must agree.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::{Deserialize, Serialize};
+
+use host::paths::Paths;
+use host::proc::quote;
+use kernel::Built;
+use machine::vm::{Boot, Booter, Ran};
+use machine::witness;
+use machine::witness::Conversation;
+use plan::topology::{Kind, Models, Scenario, Topology, connectx};
+use results::report::Outcome;
+
+/// What p2p_demo, with whichever NIC, writes of a scenario.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Played {
+    /// `bus_addr`, `host_bridge` or `host`
+    pub map_type: String,
+    /// Whether an IOMMU translates what the NIC does.
+    pub translated: bool,
+    /// Pages that the NIC reached in the GPU.
+    pub peer_pages: u64,
+    /// Pages that had to come home for it.
+    pub home_pages: u64,
+    /// Pages that moved while the NIC ran.
+    pub migrations: u64,
+    /// Bytes that the NIC read and wrote.
+    pub bytes: u64,
+    /// Whether everybody saw the right bytes: CPU, GPU, NIC and the judge.
+    pub intact: bool,
+    /// Whether a judge was asked.
+    pub judged: bool,
+    /// Pages by what their last fault met.
+    pub reasons: BTreeMap<String, u64>,
+    /// The first thing that went wrong.
+    pub error: String,
+}
+
+/// A line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The topology.
+    pub topology: String,
+    /// The GPU's driver and the NIC.
+    pub devices: &'static str,
+    /// The scenario.
+    pub scenario: String,
+    /// What came of it; nothing if the machine ended before.
+    pub played: Option<Played>,
+    /// Why it does not count as passed.
+    pub trouble: Option<String>,
+    /// What the program said.
+    #[serde(skip)]
+    pub log: PathBuf,
+}
+
+impl Row {
+    /// As a test of a job.
+    pub fn outcome(&self, job: &str, paths: &Paths) -> Outcome {
+        let outcome = Outcome::unless(job, &self.scenario, self.trouble.clone());
+        outcome.with_log(paths.short(&self.log))
+    }
+}
+
+/// The command that does an outcome of such a job again.
+pub fn repeat(outcome: &Outcome) -> String {
+    format!("make demo ONLY={}", outcome.suite)
+}
+
+/// A job that plays scenarios.
+pub struct Demo<'a> {
+    /// Names it in results.
+    pub name: &'a str,
+    /// The kernel.
+    pub kernel: Built,
+    /// The machine.
+    pub topology: &'a Topology,
+    /// What is played in it.
+    pub scenarios: &'a [Scenario],
+    /// The kind of machine, and so the NIC.
+    pub kind: Kind,
+    /// The models of a parallel machine.
+    pub models: Models<'a>,
+    /// Lines of shell that load modules.
+    pub prepare: String,
+    /// The program that plays with this NIC.
+    pub program: PathBuf,
+    /// When it counts as hung.
+    pub limit: Duration,
+}
+
+impl Demo<'_> {
+    /// Boots the topology and plays.
+    pub fn play(&self, booter: &Booter<'_>) -> Result<(Vec<Row>, Ran)> {
+        let step = booter.ui.step(format!("run: {}", self.name));
+        let ran = booter.boot(
+            &Boot {
+                name: self.name,
+                kernel: &self.kernel,
+                topology: self.topology,
+                kind: self.kind,
+                models: self.models,
+                append: &[],
+                icount: None,
+                coverage: false,
+                job: self.script(),
+                limit: self.limit,
+            },
+            &step,
+        )?;
+        let witness = match self.kind {
+            Kind::Counting => None,
+            Kind::Parallel => Some(Witness::read(&ran)),
+        };
+        let scenarios = self.scenarios.iter().enumerate();
+        let rows = scenarios
+            .map(|(number, scenario)| self.row(number, scenario, &ran, witness.as_ref()))
+            .collect();
+        Ok((rows, ran))
+    }
+
+    fn script(&self) -> String {
+        let program = quote(&self.program.to_string_lossy());
+        let mut job = self.prepare.clone();
+        job.push_str("find_judge\n");
+        for (number, scenario) in self.scenarios.iter().enumerate() {
+            let file = file(number, scenario);
+            job.push_str(&format!(
+                "run {file} {program} --judge \"$judge\" --scenario {} --pages {} \
+                 --expect-kind {} --expect-peer {} --expect-home {} --out \"$out/{file}.json\"\n",
+                scenario.name, scenario.pages, scenario.kind, scenario.peer, scenario.home,
+            ));
+        }
+        job
+    }
+
+    fn row(&self, number: usize, scenario: &Scenario, ran: &Ran, witness: Option<&Witness>) -> Row {
+        let file = file(number, scenario);
+        let played: Option<Played> = ran
+            .file(&format!("{file}.json"))
+            .and_then(|text| serde_json::from_str(&text).ok());
+        let mut wrong = Vec::new();
+        match &played {
+            Some(played) => {
+                wrong.extend(mismatch(scenario, self.topology.iommu, played));
+                let count = self.scenarios.len();
+                let log = witness.map(|witness| witness.contradicts(number, count, played));
+                wrong.extend(log.flatten());
+            }
+            None => wrong.push(format!(
+                "no result: {}",
+                ran.file(&format!("{file}.log"))
+                    .filter(|log| !log.trim().is_empty())
+                    .or_else(|| ran.trouble())
+                    .unwrap_or_else(|| "p2p_demo wrote none".to_owned())
+            )),
+        }
+        Row {
+            topology: self.topology.name.clone(),
+            devices: match (self.kind, self.models.pascal) {
+                (Kind::Counting, _) => "p2ptest + edu",
+                (Kind::Parallel, None) => "p2ptest + mlx5",
+                (Kind::Parallel, Some(_)) => "nouveau + mlx5",
+            },
+            scenario: scenario.name.clone(),
+            played,
+            trouble: (!wrong.is_empty()).then(|| wrong.join("\n")),
+            log: ran.log_of(&file),
+        }
+    }
+}
+
+/// The log of a machine's NIC, a conversation for each scenario; or why it cannot be read.
+struct Witness(Result<Vec<Conversation>, String>);
+
+impl Witness {
+    fn read(ran: &Ran) -> Self {
+        let file = ran.dir.join(format!("{}.log", connectx(0)));
+        let text = fs::read_to_string(&file).map_err(Into::into);
+        let read = text.and_then(|text| witness::conversations(&text));
+        let read = read.with_context(|| file.display().to_string());
+        Self(read.map_err(|error| format!("the NIC's log is no witness: {error:#}")))
+    }
+
+    /// Why the log does not go with scenario `number` of `count`.
+    fn contradicts(&self, number: usize, count: usize, played: &Played) -> Option<String> {
+        let conversations = match &self.0 {
+            Ok(conversations) => conversations,
+            Err(error) => return Some(error.clone()),
+        };
+        if conversations.len() != count {
+            return Some(format!(
+                "the NIC's log has {} conversations, for {count} scenarios",
+                conversations.len()
+            ));
+        }
+        // Written once, and read once.
+        conversations[number].contradicts(played.peer_pages * 4096 * 2)
+    }
+}
+
+fn file(number: usize, scenario: &Scenario) -> String {
+    format!("{number}-{}", scenario.name)
+}
+
+/// What was expected and not seen. The program in the guest has compared as
+/// well; it is not the only one to be believed.
+fn mismatch(scenario: &Scenario, iommu: bool, played: &Played) -> Option<String> {
+    let mut wrong = Vec::new();
+    let mut compare = |what: &str, expected: String, seen: String| {
+        if expected != seen {
+            wrong.push(format!("{what}: expected {expected}, seen {seen}"));
+        }
+    };
+    compare("map type", scenario.kind.clone(), played.map_type.clone());
+    compare(
+        "translated by an IOMMU",
+        iommu.to_string(),
+        played.translated.to_string(),
+    );
+    compare(
+        "pages with a peer address",
+        scenario.peer.to_string(),
+        played.peer_pages.to_string(),
+    );
+    compare(
+        "pages that came home",
+        scenario.home.to_string(),
+        played.home_pages.to_string(),
+    );
+    compare(
+        "migrations during the DMA",
+        scenario.home.to_string(),
+        played.migrations.to_string(),
+    );
+    compare(
+        "bytes moved",
+        (scenario.pages * 4096 * 2).to_string(),
+        played.bytes.to_string(),
+    );
+    compare("data intact", "true".to_owned(), played.intact.to_string());
+    compare(
+        "looked at by the judge",
+        "true".to_owned(),
+        played.judged.to_string(),
+    );
+    if !played.error.is_empty() {
+        wrong.push(played.error.clone());
+    }
+    (!wrong.is_empty()).then(|| wrong.join("\n"))
+}
+
+/// The table at the end of `make demo`.
+pub fn table(rows: &[Row]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "topology",
+        "GPU + NIC",
+        "scenario",
+        "map type",
+        "peer",
+        "home",
+        "migrations",
+        "bytes",
+        "intact",
+        "why pages fell back",
+    ]);
+    for row in rows {
+        let Some(played) = &row.played else {
+            table.add_row([&row.topology, row.devices, &row.scenario, "no result"]);
+            continue;
+        };
+        table.add_row([
+            row.topology.clone(),
+            row.devices.to_owned(),
+            row.scenario.clone(),
+            map_type(played),
+            played.peer_pages.to_string(),
+            played.home_pages.to_string(),
+            played.migrations.to_string(),
+            played.bytes.to_string(),
+            if played.intact { "yes" } else { "NO" }.to_owned(),
+            reasons(played),
+        ]);
+    }
+    for column in 4..8 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.to_string()
+}
+
+fn map_type(played: &Played) -> String {
+    let name = match played.map_type.as_str() {
+        "bus_addr" => "BUS_ADDR",
+        "host_bridge" if played.translated => "HOST_BRIDGE (IOVA)",
+        "host_bridge" => "HOST_BRIDGE",
+        "host" => "host memory",
+        other => other,
+    };
+    if played.peer_pages > 0 && played.home_pages > 0 {
+        format!("{name}, mixed")
+    } else {
+        name.to_owned()
+    }
+}
+
+/// Reasons of pages that did not get a peer address.
+fn reasons(played: &Played) -> String {
+    let reached = ["none", "bus_addr", "host_bridge"];
+    let reasons: Vec<_> = played
+        .reasons
+        .iter()
+        .filter(|(name, count)| **count > 0 && !reached.contains(&name.as_str()))
+        .map(|(name, count)| format!("{name} {count}"))
+        .collect();
+    if !reasons.is_empty() {
+        reasons.join(", ")
+    } else if played.home_pages > 0 {
+        "not asked for".to_owned()
+    } else {
+        "-".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,15 @@
+//! Runs jobs of the plan in machines, and judges what came of them.
+
+mod claims;
+pub mod demo;
+mod inputs;
+mod nic;
+mod run;
+pub mod schedule;
+mod shell;
+pub mod soak;
+pub mod speed;
+
+pub use inputs::inputs;
+pub use run::{compare, demo, of_machine, run};
+pub use shell::shell;

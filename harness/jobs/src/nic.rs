@@ -1,0 +1,159 @@
+//! What a job demands of the NIC of its machine besides its rules: that it was used where
+//! that is the point, and that its model was quick and small.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use machine::vm::Ran;
+use machine::witness::{BUS, Figures, figures, unused};
+use plan::job::{Bounds, Spec};
+use plan::topology::{Topology, connectx, vram};
+use results::report::Outcome;
+
+/// What the log of the first NIC says about that.
+pub fn outcomes(job: &str, spec: &Spec, topology: &Topology, ran: &Ran) -> Vec<Outcome> {
+    let log = ran.dir.join(format!("{}.log", connectx(0)));
+    let mut outcomes = Vec::new();
+    let places = places(spec, topology);
+    if spec.at_peer && !places.is_empty() {
+        let trouble = match named(&log, unused(&log, &places)) {
+            Ok(unused) => (!unused.is_empty()).then(|| unused.join("\n")),
+            Err(error) => Some(error),
+        };
+        let what = "the NIC reads and writes memory of the GPU";
+        outcomes.push(Outcome::unless(job, what, trouble));
+    }
+    let figures = named(&log, figures(&log));
+    let trouble = match &figures {
+        Ok(figures) => spec
+            .bounds
+            .get(&topology.name)
+            .and_then(|bounds| broken(*bounds, figures)),
+        Err(error) => Some(error.clone()),
+    };
+    let mut outcome = Outcome::unless(job, "latency and memory of the NIC's model", trouble);
+    outcome
+        .log
+        .extend(figures.map(|figures| figures.to_string()));
+    outcomes.push(outcome);
+    outcomes
+}
+
+fn named<T>(log: &Path, read: Result<T>) -> Result<T, String> {
+    let named = read.with_context(|| log.display().to_string());
+    named.map_err(|error| format!("{error:#}"))
+}
+
+/// What the log calls the memory that may be reached.
+fn places(spec: &Spec, topology: &Topology) -> Vec<String> {
+    let peers = topology.requests.peers.iter();
+    let mut places = Vec::from_iter(peers.map(|number| match spec.pascal {
+        Some(_) => BUS.to_owned(),
+        None => vram(*number),
+    }));
+    places.dedup();
+    places
+}
+
+/// Why they are exceeded.
+fn broken(bounds: Bounds, figures: &Figures) -> Option<String> {
+    let is_quick = figures.write_us.is_some_and(|us| us <= bounds.write_us);
+    let is_small = figures
+        .peak_kib
+        .is_some_and(|kib| kib <= 1024 * bounds.memory_mib);
+    (!is_quick || !is_small).then(|| {
+        format!(
+            "at most {} us and {} MiB are allowed",
+            bounds.write_us, bounds.memory_mib
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::fs;
+    use std::time::Duration;
+
+    use ktap::Status;
+
+    use machine::vm::End;
+    use plan::topology::Topologies;
+
+    const LOG: &str = r#"{"event":"dma","dir":"read","to":"vram0","len":8,"ats":false,"ro":false}
+{"event":"dma","dir":"write","to":"vram0","len":8,"ats":false,"ro":false}
+{"event":"done","qpn":1,"op":"rdma_write","len":4096,"took":200,"direct":true}
+{"event":"end","ram_bytes":0,"peer_bytes":16,"peak_kib":65536}
+"#;
+
+    /// Names and reasons of what failed of so many.
+    fn failed(spec: &str, topology: &str, log: Option<&str>) -> (usize, Vec<String>) {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let text = format!("name='x'\nmachine='parallel'\ntopologies=['switch']\nlimit=1\n{spec}");
+        let spec: Spec = toml::from_str(&text).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        if let Some(log) = log {
+            fs::write(dir.path().join("connectx0.log"), log).unwrap();
+        }
+        let ran = Ran {
+            dir: dir.path().to_owned(),
+            end: End::Done(0),
+            console: String::new(),
+            time: Duration::ZERO,
+            witness: None,
+        };
+        let all = outcomes("x", &spec, topologies.get(topology).unwrap(), &ran);
+        let failed = all.iter().filter(|one| one.status == Status::Failed);
+        let told = failed.map(|one| format!("{}: {} {:?}", one.name, one.reason, one.log));
+        (all.len(), told.collect())
+    }
+
+    const BOUNDS: &str = "bounds={switch={write_us=200,memory_mib=64}}";
+
+    #[test]
+    fn a_model_that_is_slow_or_large_fails() {
+        assert_eq!(failed("", "switch", Some(LOG)), (1, vec![]));
+        assert_eq!(failed(BOUNDS, "switch", Some(LOG)), (1, vec![]));
+        for (right, wrong) in [
+            ("\"took\":200", "\"took\":201"),
+            ("65536", "65537"),
+            // Nothing was measured.
+            ("4096", "4095"),
+            (",\"peak_kib\":65536", ""),
+        ] {
+            let log = LOG.replace(right, wrong);
+            let (_, told) = failed(BOUNDS, "switch", Some(&log));
+            assert!(told[0].contains("at most 200 us and 64 MiB"), "{told:?}");
+            assert!(told[0].contains("memory of the model"), "{told:?}");
+            // They are bounds of one topology.
+            assert_eq!(failed(BOUNDS, "iommu", Some(&log)).1.len(), 0);
+        }
+    }
+
+    #[test]
+    fn a_job_that_is_about_the_gpu_must_have_used_it() {
+        let at_peer = "at_peer=true";
+        assert_eq!(failed(at_peer, "switch", Some(LOG)), (2, vec![]));
+        let (_, told) = failed(at_peer, "switch", Some(&LOG.replace("vram0", "ram")));
+        let told = told.join("\n");
+        assert!(told.contains("has not read vram0") && told.contains("has not written vram0"));
+        // Of two GPUs one is in reach.
+        assert_eq!(failed(at_peer, "two-gpus", Some(LOG)), (2, vec![]));
+        // Where there is no path, nobody asks.
+        assert_eq!(failed(at_peer, "blocked", Some(LOG)).0, 1);
+        // The BAR of a GPU that is a model.
+        let (model, bus) = ("at_peer=true\npascal=[]", LOG.replace("vram0", "bus"));
+        assert_eq!(failed(model, "switch", Some(&bus)), (2, vec![]));
+        assert_eq!(failed(model, "switch", Some(LOG)).1.len(), 1);
+    }
+
+    #[test]
+    fn without_a_log_nothing_is_known() {
+        let (all, told) = failed("at_peer=true", "switch", None);
+        assert_eq!(all, told.len());
+        assert!(told.iter().all(|told| told.contains("connectx0.log")));
+    }
+}

@@ -1,0 +1,34 @@
+//! A shell in a machine, for the bad day: of a topology with no module loaded, or of a
+//! job of the plan with its modules. All modules are in `$P2PTEST_MODDIR`.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use kernel::Built;
+use machine::vm::{Boot, Booter};
+use plan::job::Job;
+
+use crate::run::{append, prepare};
+
+/// Boots with a shell on this terminal.
+pub fn shell(job: &Job<'_>, booter: &Booter<'_>) -> Result<()> {
+    let paths = booter.paths;
+    let boot = Boot {
+        name: "shell",
+        kernel: &Built::at(paths, &job.kernel),
+        topology: job.topology,
+        kind: job.spec.machine,
+        models: job.spec.models(),
+        append: &append(job, booter.machine),
+        icount: job.spec.icount.as_deref(),
+        coverage: false,
+        job: prepare(job, booter),
+        limit: Duration::MAX,
+    };
+    booter.ui.say(format!(
+        "modules: {}\nselftests: {}\nleave with `poweroff -f` or Ctrl-A X",
+        boot.kernel.modules().display(),
+        boot.kernel.selftests("p2pdma").display()
+    ));
+    booter.shell(&boot)
+}

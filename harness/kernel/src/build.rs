@@ -1,0 +1,590 @@
+//! Configures and builds a kernel, its modules and its selftests.
+//!
+//! The kernel's own make does the work and knows what is out of date. It is
+//! not even started when tree, configuration and compiler are those of the
+//! last build that succeeded.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fmt, fs};
+
+use anyhow::{Context, Result, bail};
+
+use crate::compiler::Compiler;
+use crate::tree::{Tree, need_space};
+use crate::{Built, config};
+use host::git::ask;
+use host::outcome::Usage;
+use host::paths::{Paths, digest};
+use host::proc::{capture, shown, stream, tail};
+use host::ui::{Step, Ui};
+use plan::kernels::{Kernel, Kernels, Source};
+use setup::{Tools, search_path};
+
+/// The kernel's make ended with an error.
+#[derive(Debug)]
+pub struct Broken(String);
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Broken {}
+
+/// Disk space that a kernel takes, with what its tests leave.
+const KERNEL_BYTES: u64 = 3 << 30;
+
+/// The file of a kernel that was built to the end; it says of what.
+const MARK: &str = "p2p-built";
+
+/// Where Kbuild puts headers for user space.
+const HEADERS: &str = "usr/include";
+
+/// The selftests that the series adds: a warning in them is an error.
+const OURS: &str = "p2pdma";
+
+/// Where the sources are of what the benchmark runs in the guest.
+const BENCH_SOURCES: &str = "harness/guest/bench";
+
+/// Where the benchmark's module and program are for a kernel.
+pub fn bench_output(kernel: &Built) -> PathBuf {
+    kernel.dir.join("bench")
+}
+
+/// Kbuild's list of all modules, as objects.
+const ORDER: &str = "modules.order";
+
+/// Builds kernels from a tree.
+#[derive(Clone, Copy)]
+pub struct Builder<'a> {
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// Progress.
+    pub ui: &'a Ui,
+    /// Programs.
+    pub tools: &'a Tools,
+    /// The tree.
+    pub tree: &'a Tree,
+    /// What the user chose.
+    pub compiler: &'a Compiler,
+    /// Jobs at a time.
+    pub jobs: usize,
+}
+
+impl Builder<'_> {
+    /// The same, from another tree.
+    pub fn of<'b>(&'b self, tree: &'b Tree) -> Builder<'b> {
+        Builder { tree, ..*self }
+    }
+
+    /// Builds the kernels of these names.
+    pub fn all(&self, kernels: &Kernels, names: &[&str]) -> Result<()> {
+        for name in kernels.in_order(names) {
+            self.one(kernels, name)?;
+        }
+        Ok(())
+    }
+
+    /// Builds the kernel of that name, with its selftests.
+    pub fn one(&self, kernels: &Kernels, name: &str) -> Result<()> {
+        let kernel = kernels.get(name)?;
+        if !kernel.is_built_only() {
+            let siblings = kernels.of(kernel.tree);
+            let siblings: Vec<_> = siblings.map(|name| Built::at(self.paths, name)).collect();
+            take_headers(&siblings, &Built::at(self.paths, name))?;
+        }
+        let models: Vec<_> = kernels.models(name).collect();
+        self.build(name, kernel, &models)
+    }
+
+    /// Builds a kernel with its selftests. `models`: kernels of the same tree, of which
+    /// the first that is there lends its objects.
+    pub fn build(&self, name: &str, kernel: &Kernel, models: &[&str]) -> Result<()> {
+        if kernel.llvm && self.compiler.llvm.is_none() && self.compiler.cc.is_some() {
+            bail!(Usage(format!(
+                "kernel {name} can be built by LLVM alone: leave CC= out, or use ONLY="
+            )));
+        }
+        let source = self.source(kernel)?;
+        let built = Built::at(self.paths, name);
+        fs::create_dir_all(&built.dir)?;
+        let make = Make {
+            builder: self,
+            name,
+            source: &source,
+            output: &built.dir,
+            arch: None,
+            llvm: kernel.llvm,
+        };
+        let wanted = config::wanted(&self.paths.root, &kernel.fragments)?;
+        let text = config::text(&wanted);
+        let inputs = make.inputs(&text, kernel)?;
+        let mark = built.dir.join(MARK);
+        let is_there = if kernel.is_built_only() {
+            mark.is_file()
+        } else {
+            built.image().is_file()
+        };
+        if inputs.is_some() && fs::read_to_string(&mark).ok() == inputs && is_there {
+            return Ok(());
+        }
+        need_space(&built.dir, if is_there { 1 << 28 } else { KERNEL_BYTES })?;
+        let _ = fs::remove_file(&mark);
+
+        let step = self.ui.step(format!("build: kernel {name}"));
+        let models: Vec<_> = models.iter().map(|m| Built::at(self.paths, m)).collect();
+        begin_with(&models, &built)?;
+        let refused = make.configure(&text, &wanted, &step)?;
+        if !refused.is_empty() {
+            bail!(
+                "kernel {name}: Kconfig refuses these options (a dependency is missing, or \
+                 they are not in this tree):\n    {}",
+                refused.join("\n    ")
+            );
+        }
+        let jobs = format!("-j{}", self.jobs);
+        make.run(&arguments(&jobs, kernel), &step)?;
+        if !kernel.is_built_only() {
+            link_modules(&built)?;
+            for entry in &kernel.selftests {
+                make.selftests(entry, &step)?;
+            }
+        }
+        if let Some(inputs) = inputs {
+            fs::write(&mark, inputs)?;
+        }
+        step.done("built");
+        Ok(())
+    }
+
+    /// Builds the benchmark's module and program for a kernel that was built.
+    pub fn bench(&self, name: &str, kernel: &Kernel) -> Result<()> {
+        let source = self.source(kernel)?;
+        let built = Built::at(self.paths, name);
+        let output = bench_output(&built);
+        fs::create_dir_all(&output)?;
+        let make = Make {
+            builder: self,
+            name,
+            arch: None,
+            llvm: kernel.llvm,
+            source: &source,
+            output: &built.dir,
+        };
+        let step = self.ui.step(format!("build: benchmark for {name}"));
+        let sources = self.paths.root.join(BENCH_SOURCES);
+        let module = format!("M={}", sources.display());
+        make.run(
+            &[&module, &format!("MO={}", output.display()), "modules"],
+            &step,
+        )?;
+        let mut command = make.bare("gcc")?;
+        command
+            .args(["-O2", "-Wall", "-Werror", "-idirafter"])
+            // The interface of the test devices is in no other headers.
+            .arg(self.tree.dir.join("include/uapi"))
+            .arg("-o")
+            .arg(output.join("bench"))
+            .arg(sources.join("bench.c"));
+        make.finish(command, &step)
+    }
+
+    fn source(&self, kernel: &Kernel) -> Result<PathBuf> {
+        match kernel.tree {
+            Source::Series => Ok(self.tree.dir.clone()),
+            Source::Base => self.tree.base_worktree(self.paths, self.ui),
+        }
+    }
+
+    /// Builds what has changed of a kernel that was built before, and not its
+    /// selftests.
+    pub fn again(&self, name: &str, kernel: &Kernel) -> Result<()> {
+        let built = Built::at(self.paths, name);
+        // What was built is no longer what the mark says.
+        let _ = fs::remove_file(built.dir.join(MARK));
+        let make = Make {
+            builder: self,
+            name,
+            arch: None,
+            llvm: kernel.llvm,
+            source: &self.tree.dir,
+            output: &built.dir,
+        };
+        let step = self.ui.step(format!("build: kernel {name}"));
+        let jobs = format!("-j{}", self.jobs);
+        make.run(&[&jobs, "bzImage", "modules"], &step)?;
+        link_modules(&built)
+    }
+}
+
+/// Arguments that build a kernel. Where that is a test, all of it that can be is built, and
+/// a warning is an error: an object that has one must not be there when make looks the
+/// next time.
+fn arguments<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
+    let mut arguments = vec![jobs];
+    if kernel.is_built_only() {
+        arguments.extend(["--keep-going", "W=1e"]);
+        arguments.extend(kernel.targets.iter().map(String::as_str));
+        return arguments;
+    }
+    if kernel.modules {
+        // Not of what is built in, which begins with the objects of another kernel.
+        let strict = ["CFLAGS_MODULE=-Werror", "RUSTFLAGS_MODULE=-Dwarnings"];
+        arguments.push("--keep-going");
+        arguments.extend(strict);
+    }
+    // `headers`: in usr/, where `vng` and the selftests look for them.
+    arguments.extend(["bzImage", "modules", "headers"]);
+    arguments
+}
+
+/// Gives a kernel that has no headers for user space yet those of another one of the same
+/// tree: a thousand runs of a script. Kbuild makes those again whose source is newer.
+fn take_headers(siblings: &[Built], built: &Built) -> Result<()> {
+    let headers = |built: &Built| built.dir.join(HEADERS);
+    let to = headers(built);
+    let has = |other: &&Built| other.dir.join(MARK).is_file() && headers(other).is_dir();
+    let Some(other) = siblings.iter().find(has).filter(|_| !to.exists()) else {
+        return Ok(());
+    };
+    fs::create_dir_all(to.parent().expect("it is in a folder"))?;
+    let partial = partial_copy(&headers(other), &to)?;
+    Ok(fs::rename(&partial, &to)?)
+}
+
+/// A copy of a folder, to be given the name `to` once it is as it has to be: one that was
+/// interrupted has another name.
+fn partial_copy(from: &Path, to: &Path) -> Result<PathBuf> {
+    let partial = to.with_extension("partial");
+    remove(&partial)?;
+    let cp = ["--archive", "--reflink=auto"];
+    capture(Command::new("cp").args(cp).args([from, &partial]))?;
+    Ok(partial)
+}
+
+/// Removes a folder if it is there.
+fn remove(dir: &Path) -> Result<()> {
+    if dir.exists() {
+        fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// Gives a kernel that was not built yet the objects of the first one that was. Kbuild
+/// knows which options an object depends on, and makes it again where they differ.
+fn begin_with(models: &[Built], built: &Built) -> Result<()> {
+    if built.dir.join(".config").is_file() {
+        return Ok(());
+    }
+    let is_whole = |model: &&Built| model.dir.join(MARK).is_file();
+    let Some(model) = models.iter().find(is_whole) else {
+        return Ok(());
+    };
+    let partial = partial_copy(&model.dir, &built.dir)?;
+    remove(&built.dir)?;
+    // What is no work of Kbuild's and names the folder that it was made in.
+    for name in ["ko", "bench", ".virtme_mods"] {
+        remove(&partial.join(name))?;
+    }
+    fs::remove_file(partial.join(MARK))?;
+    rename_in_tools(&partial.join("tools"), &model.dir, &built.dir)?;
+    Ok(fs::rename(&partial, &built.dir)?)
+}
+
+/// The commands that built programs of tools/ name the folder. As they are, they
+/// would be taken for outdated, and with objtool all objects.
+fn rename_in_tools(dir: &Path, old: &Path, new: &Path) -> Result<()> {
+    let (old, new) = (old.to_string_lossy(), new.to_string_lossy());
+    let names = |root: &str| [format!("{root}/"), format!("{root} ")];
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let path = entry?.path();
+        let is = |end| path.extension().is_some_and(|ext| ext == end);
+        if path.is_dir() && !path.is_symlink() {
+            rename_in_tools(&path, Path::new(&*old), Path::new(&*new))?;
+        } else if is("cmd") || is("d") {
+            let mut text = fs::read_to_string(&path)?;
+            for (old, new) in names(&old).iter().zip(names(&new)) {
+                text = text.replace(old, &new);
+            }
+            fs::write(&path, text)?;
+        }
+    }
+    Ok(())
+}
+
+/// One folder with all modules, as the guest's `insmod` and the selftests want.
+fn link_modules(built: &Built) -> Result<()> {
+    let ko = built.modules();
+    if ko.exists() {
+        fs::remove_dir_all(&ko)?;
+    }
+    fs::create_dir_all(&ko)?;
+    let order = built.dir.join(ORDER);
+    let list = fs::read_to_string(&order).with_context(|| order.display().to_string())?;
+    for object in list.lines() {
+        let module = Path::new(object).with_extension("ko");
+        let name = module.file_name().context("a module has a name")?;
+        symlink(Path::new("..").join(&module), ko.join(name))?;
+    }
+    Ok(())
+}
+
+/// Copies all of a kernel that a machine needs, so that it can run while the next
+/// one is built in its place. Selftests stay the same, and where they are.
+pub fn set_aside(built: &Built, aside: &Built) -> Result<()> {
+    if aside.dir.exists() {
+        fs::remove_dir_all(&aside.dir).with_context(|| aside.dir.display().to_string())?;
+    }
+    let list = fs::read_to_string(built.dir.join(ORDER))?;
+    let modules = list.lines().map(|o| Path::new(o).with_extension("ko"));
+    // vng wants the configuration and the lists beside the image.
+    let lists = [
+        ".config",
+        "System.map",
+        ORDER,
+        "modules.builtin",
+        "modules.builtin.modinfo",
+    ];
+    let image = built.image();
+    let image = image.strip_prefix(&built.dir)?;
+    for file in lists
+        .map(PathBuf::from)
+        .into_iter()
+        .chain([image.to_owned()])
+        .chain(modules)
+    {
+        let to = aside.dir.join(&file);
+        fs::create_dir_all(to.parent().expect("it is in a folder"))?;
+        fs::copy(built.dir.join(&file), &to).with_context(|| to.display().to_string())?;
+    }
+    link_modules(aside)?;
+    Ok(symlink(
+        built.dir.join("selftests"),
+        aside.dir.join("selftests"),
+    )?)
+}
+
+/// The kernel's make, for one kernel.
+pub struct Make<'a> {
+    /// What it is built by.
+    pub builder: &'a Builder<'a>,
+    /// Names its log.
+    pub name: &'a str,
+    /// The tree.
+    pub source: &'a Path,
+    /// Where it is built.
+    pub output: &'a Path,
+    /// `ARCH=`; this machine's if none.
+    pub arch: Option<&'a str>,
+    /// By LLVM, unless the user says otherwise.
+    pub llvm: bool,
+}
+
+impl Make<'_> {
+    /// Everything that the build depends on, unless the tree has changes that
+    /// no commit names: then the kernel's make must find out.
+    fn inputs(&self, config: &str, kernel: &Kernel) -> Result<Option<String>> {
+        let changes = ask(self.source, &["status", "--porcelain"])?;
+        if !changes.is_empty() {
+            return Ok(None);
+        }
+        let head = ask(self.source, &["rev-parse", "HEAD"])?;
+        let command = shown(&self.command()?);
+        let path = search_path(self.builder.tools)?;
+        let versions = self.builder.compiler.versions(self.llvm, &path);
+        let all = format!(
+            "{head}\n{command}\n{versions}\n{config}\n{:?}\n{:?}",
+            kernel.selftests,
+            arguments("", kernel)
+        );
+        Ok(Some(digest(all.as_bytes())))
+    }
+
+    fn command(&self) -> Result<Command> {
+        let mut command = self.bare("make")?;
+        command.arg("-C").arg(self.source);
+        command.arg(format!("O={}", self.output.display()));
+        if let Some(arch) = self.arch {
+            command.arg(format!("ARCH={arch}"));
+        }
+        let compiler = self.builder.compiler;
+        command.args(compiler.arguments(self.llvm, &self.builder.paths.root));
+        for (variable, program) in [
+            ("RUSTC", "/usr/bin/rustc"),
+            ("RUSTDOC", "/usr/bin/rustdoc"),
+            ("RUSTFMT", "/usr/bin/rustfmt"),
+            ("HOSTRUSTC", "/usr/bin/rustc"),
+        ] {
+            command.arg(format!("{variable}={program}"));
+        }
+        command.arg(format!("BINDGEN={}", self.builder.tools.bindgen.display()));
+        Ok(command)
+    }
+
+    /// A program in the environment of a build that comes out the same
+    /// everywhere.
+    fn bare(&self, program: &str) -> Result<Command> {
+        let mut command = Command::new(program);
+        for name in [
+            "MAKEFLAGS",
+            "MFLAGS",
+            "MAKELEVEL",
+            "MAKEOVERRIDES",
+            "O",
+            "KBUILD_OUTPUT",
+            "LLVM",
+            "ARCH",
+            "CROSS_COMPILE",
+        ] {
+            command.env_remove(name);
+        }
+        command
+            .env("PATH", search_path(self.builder.tools)?)
+            .env("LC_ALL", "C")
+            .env("LIBCLANG_PATH", "/usr/lib/llvm-19/lib")
+            .env("CCACHE_DIR", self.builder.paths.cache.join("ccache"))
+            .env("CCACHE_BASEDIR", &self.builder.paths.work)
+            .env("CCACHE_NOHASHDIR", "1")
+            .env("CCACHE_MAXSIZE", "5G")
+            .env("KBUILD_BUILD_TIMESTAMP", "Thu Jan 1 00:00:00 UTC 1970")
+            .env("KBUILD_BUILD_USER", "p2p")
+            .env("KBUILD_BUILD_HOST", "p2p");
+        Ok(command)
+    }
+
+    /// Configures; gives what Kconfig made otherwise than it was wanted.
+    pub fn configure(
+        &self,
+        text: &str,
+        wanted: &config::Options,
+        step: &Step<'_>,
+    ) -> Result<Vec<String>> {
+        let fragment = self.output.join("p2p.config");
+        let config = self.output.join(".config");
+        // An unchanged configuration keeps its time, and make has less to do.
+        if fs::read_to_string(&fragment).ok().as_deref() != Some(text) || !config.is_file() {
+            fs::write(&fragment, text)?;
+            let mut command = self.command()?;
+            command
+                .arg("allnoconfig")
+                .env("KCONFIG_ALLCONFIG", &fragment);
+            self.finish(command, step)?;
+        } else {
+            self.run(&["olddefconfig"], step)?;
+        }
+        let refused = config::refused(wanted, &fs::read_to_string(&config)?)?;
+        if !refused.is_empty() {
+            fs::remove_file(&fragment)?;
+        }
+        Ok(refused)
+    }
+
+    /// Makes these targets.
+    pub fn run(&self, targets: &[&str], step: &Step<'_>) -> Result<()> {
+        let mut command = self.command()?;
+        command.args(targets);
+        self.finish(command, step)
+    }
+
+    /// `entry`: `folder` or `folder/program`.
+    fn selftests(&self, entry: &str, step: &Step<'_>) -> Result<()> {
+        let all = self.source.join("tools/testing/selftests");
+        let (folder, program) = match entry.rsplit_once('/') {
+            // Folders may be in folders.
+            Some((folder, program)) if !all.join(entry).is_dir() => (folder, Some(program)),
+            _ => (entry, None),
+        };
+        let source = all.join(folder);
+        if !source.is_dir() {
+            bail!("kernel {}: the tree has no {}", self.name, source.display());
+        }
+        let output = self.output.join("selftests").join(folder);
+        fs::create_dir_all(&output)?;
+        let headers = self.output.join(HEADERS);
+        let mut command = self.bare("make")?;
+        command
+            .arg("-C")
+            .arg(&source)
+            .arg(format!("-j{}", self.builder.jobs))
+            .arg(format!("OUTPUT={}", output.display()))
+            .arg(format!("KHDR_INCLUDES=-isystem {}", headers.display()))
+            .arg("CC=gcc");
+        if Path::new(folder).starts_with(OURS) {
+            command.arg("USERCFLAGS=-Werror");
+        }
+        if let Some(program) = program {
+            command.arg(output.join(program));
+        }
+        self.finish(command, step)
+    }
+
+    /// What the last command printed.
+    pub fn log(&self) -> PathBuf {
+        log(self.builder.paths, self.name)
+    }
+
+    fn finish(&self, command: Command, step: &Step<'_>) -> Result<()> {
+        let log = self.log();
+        fs::create_dir_all(log.parent().expect("it is in a folder"))?;
+        if self.builder.ui.verbose {
+            self.builder.ui.say(format!("+ {}", shown(&command)));
+        }
+        let text = shown(&command);
+        let mut lines = 0;
+        let status = stream(command, &log, |line| {
+            let line = line.trim();
+            // "CC      mm/hmm.o", "RUSTC L rust/kernel.o", "LD [M]  ..."
+            if let Some(object) = line.split_whitespace().last().filter(|_| is_object(line)) {
+                lines += 1;
+                step.at(format!("{lines} made · {object}"));
+            }
+        })?;
+        if !status.success() {
+            let log_text = fs::read_to_string(&log).unwrap_or_default();
+            bail!(Broken(format!(
+                "kernel {} could not be built:\n{}\nThe whole log: {}\nTo repeat: {text}",
+                self.name,
+                complaints(&log_text),
+                self.builder.paths.short(&log),
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The log of what is built under that name.
+pub fn log(paths: &Paths, name: &str) -> PathBuf {
+    let name = name.replace('/', "-");
+    paths.logs().join(format!("build-{name}.log"))
+}
+
+/// Whether a line of kbuild says that something is made.
+fn is_object(line: &str) -> bool {
+    line.split_whitespace()
+        .next()
+        .is_some_and(|word| word.len() > 1 && word.bytes().all(|b| b.is_ascii_uppercase()))
+}
+
+/// The lines that say what went wrong, or the last ones.
+fn complaints(log: &str) -> String {
+    let lines: Vec<_> = log.lines().collect();
+    let first = lines.iter().position(|line| {
+        ["error:", "error[", "Error:", "undefined", "No space left"]
+            .iter()
+            .any(|word| line.contains(word))
+    });
+    match first {
+        Some(at) => lines[at..lines.len().min(at + 25)].join("\n"),
+        None => tail(log, 20),
+    }
+    .lines()
+    .map(|line| format!("    {line}"))
+    .collect::<Vec<_>>()
+    .join("\n")
+}
+
+#[cfg(test)]
+mod tests;

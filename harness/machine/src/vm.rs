@@ -1,0 +1,418 @@
+//! Boots a kernel in a topology, runs a job in it, and brings back what came of
+//! it. virtme-ng boots; this file says what, for how long, and how it ended.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use judge::Judge;
+
+use host::paths::Paths;
+use host::proc::{indent, quote, shown, stream, tail};
+use host::ui::{Step, Ui};
+use kernel::Built;
+use plan::topology::{Kind, Machine, Models, Topology, vram};
+use setup::{self, Tools, search_path};
+
+mod inputs;
+pub mod model;
+mod processor;
+mod qemu;
+pub mod trace;
+
+use model::{Device, Model, Setting};
+use processor::{PROCESSORS, Processor};
+
+/// Boots virtual machines.
+pub struct Booter<'a> {
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// Progress.
+    pub ui: &'a Ui,
+    /// Programs.
+    pub tools: &'a Tools,
+    /// `QEMU=`
+    pub qemu: Option<&'a Path>,
+    /// What every machine has.
+    pub machine: &'a Machine,
+}
+
+/// What to boot, and what to do there.
+pub struct Boot<'a> {
+    /// Names it in results; its directory is build/run/<name>.
+    pub name: &'a str,
+    /// The kernel.
+    pub kernel: &'a Built,
+    /// The shape.
+    pub topology: &'a Topology,
+    /// The kind of machine.
+    pub kind: Kind,
+    /// The models of a parallel machine.
+    pub models: Models<'a>,
+    /// Added to the kernel's command line.
+    pub append: &'a [String],
+    /// QEMU's `-icount`, if not the machine's.
+    pub icount: Option<&'a str>,
+    /// QEMU logs what runs, for [`patches::coverage`].
+    pub coverage: bool,
+    /// Lines of shell; [`Guest`] has what they may use.
+    pub job: String,
+    /// When it counts as hung.
+    pub limit: Duration,
+}
+
+/// How a machine ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The job ended, with this status.
+    Done(i32),
+    /// The job ended well, and its last line is not on the console.
+    Unheard,
+    /// The kernel panicked; the line that says so.
+    Panicked(String),
+    /// It did not end in time.
+    TimedOut(Duration),
+    /// It ended, and the job did not.
+    Lost,
+}
+
+/// A machine that has ended.
+pub struct Ran {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// How it ended.
+    pub end: End,
+    /// Everything on its console.
+    pub console: String,
+    /// How long it took.
+    pub time: Duration,
+    /// What the models of a parallel machine complain of; nothing in the inner one if that
+    /// is nothing.
+    pub witness: Option<Option<String>>,
+}
+
+impl Ran {
+    /// A file that the job wrote.
+    pub fn file(&self, name: &str) -> Option<String> {
+        let bytes = fs::read(self.dir.join("out").join(name)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// What the kernel said.
+    pub fn console(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
+
+    /// What a program of that name said; if it was not started, the kernel.
+    pub fn log_of(&self, name: &str) -> PathBuf {
+        let log = self.dir.join("out").join(format!("{name}.log"));
+        if log.is_file() { log } else { self.console() }
+    }
+
+    /// What went wrong with the machine itself, if anything did.
+    pub fn trouble(&self) -> Option<String> {
+        let what = match &self.end {
+            End::Done(0) => return None,
+            End::Done(status) => format!(
+                "the job ended with status {status}: {}",
+                tail(&self.file("job.log").unwrap_or_default(), 5)
+            ),
+            End::Unheard => {
+                format!("the console was lost before the job ended: \"{LAST_LINE}\" is not on it")
+            }
+            End::Panicked(line) => line.clone(),
+            End::TimedOut(limit) => format!("no end within {} s", limit.as_secs()),
+            End::Lost => "the machine went away before the job ended".to_owned(),
+        };
+        Some(format!(
+            "{what}\nThe last lines of its console:\n{}\nThe whole log: {}",
+            indent(&tail(&self.console, 25)),
+            self.console().display()
+        ))
+    }
+}
+
+const SOCKET: &str = "judge.sock";
+
+/// What harness/guest/lib.sh has the kernel say last.
+const LAST_LINE: &str = "harness: the job has ended";
+
+impl Booter<'_> {
+    /// Where the machine of that name has its files.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        self.paths.runs().join(name)
+    }
+
+    /// The lines that load modules, with the parameters that they have in a topology.
+    pub fn load(&self, modules: &[impl AsRef<str>], topology: &Topology) -> String {
+        let qemu = qemu::major(self.qemu);
+        let parameters = |module| self.machine.parameters(module, qemu, topology);
+        let names = modules.iter().map(AsRef::as_ref);
+        names
+            .map(|module| format!("load {module} {}\n", parameters(module)))
+            .collect()
+    }
+
+    /// Boots, runs, and waits for the end.
+    pub fn boot(&self, boot: &Boot<'_>, step: &Step<'_>) -> Result<Ran> {
+        let dir = self.prepare(boot)?;
+        let processor = match boot.kind {
+            Kind::Counting => PROCESSORS.take(),
+            Kind::Parallel => PROCESSORS.none(),
+        };
+        let command = self.command(boot, &dir, Some((boot.limit, &processor)))?;
+        let models = self.models(boot, &dir, Some(boot.limit))?;
+        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
+        if self.ui.verbose {
+            self.ui.say(format!("+ {}", shown(&command)));
+        }
+        let log = dir.join("console.log");
+        let start = Instant::now();
+        let mut panic = None;
+        let status = stream(command, &log, |line| {
+            if let Some((_, text)) = line.split_once("harness: ") {
+                step.at(text);
+            }
+            if panic.is_none() && line.contains("Kernel panic - not syncing") {
+                panic = Some(line.to_owned());
+            }
+        });
+        judge.close(&dir);
+        status?;
+        let time = start.elapsed();
+        let witness = match boot.kind {
+            Kind::Counting => None,
+            Kind::Parallel => Some(model::end(models, &boot.topology.requests)?),
+        };
+        let console = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+        let job = fs::read_to_string(dir.join("out/status")).ok();
+        let job = job.and_then(|text| text.trim().parse().ok());
+        let end = match (panic, job) {
+            (Some(line), _) => End::Panicked(line),
+            // Its status tells less: timeout(1) is killed as well if a machine must be, and
+            // what kills QEMU for another reason looks the same.
+            _ if time >= boot.limit => End::TimedOut(boot.limit),
+            (None, Some(0)) if !console.contains(LAST_LINE) => End::Unheard,
+            (None, Some(status)) => End::Done(status),
+            (None, None) => End::Lost,
+        };
+        Ok(Ran {
+            dir,
+            end,
+            console,
+            time,
+            witness,
+        })
+    }
+
+    /// The models of a parallel machine, listening.
+    fn models(&self, boot: &Boot<'_>, dir: &Path, limit: Option<Duration>) -> Result<Vec<Model>> {
+        let setting = Setting {
+            paths: self.paths,
+            dir,
+            gpus: boot.topology.gpus.len(),
+            models: boot.models,
+            limit,
+        };
+        let mut devices = Vec::new();
+        if boot.models.pascal.is_some() {
+            devices.extend((0..setting.gpus).map(|number| (Device::Pascal, number)));
+        }
+        if boot.models.has_connectx(boot.kind) {
+            let nics = 0..boot.topology.nics.len();
+            devices.extend(nics.map(|number| (Device::ConnectX, number)));
+        }
+        let start = |(device, number)| Model::start(&setting, device, number);
+        devices.into_iter().map(start).collect()
+    }
+
+    /// Boots with a shell on our terminal, after the job, which may only load modules.
+    pub fn shell(&self, boot: &Boot<'_>) -> Result<()> {
+        let dir = self.prepare(boot)?;
+        let text = format!(
+            "#!/bin/bash\n{}load() {{ insmod \"$P2PTEST_MODDIR/$1.ko\" \"${{@:2}}\"; }}\n\
+             finish() {{ exec bash; }}\n{}exec bash\n",
+            environment(boot),
+            boot.job
+        );
+        let shell = dir.join("shell.sh");
+        fs::write(&shell, text)?;
+        fs::set_permissions(&shell, PermissionsExt::from_mode(0o755))?;
+        let mut command = self.command(boot, &dir, None)?;
+        let models = self.models(boot, &dir, None)?;
+        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
+        self.ui.say(format!("+ {}", shown(&command)));
+        host::proc::interactive(&mut command)?;
+        judge.close(&dir);
+        if let Some(trouble) = model::end(models, &boot.topology.requests)? {
+            self.ui.say(trouble);
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, boot: &Boot<'_>) -> Result<PathBuf> {
+        if !boot.kernel.image().is_file() {
+            bail!(
+                "{} is not built: `make build`",
+                boot.kernel.image().display()
+            );
+        }
+        let dir = self.dir(boot.name);
+        if dir.exists() {
+            fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        }
+        fs::create_dir_all(dir.join("out"))?;
+        fs::create_dir_all(self.home())?;
+        let lib = self.paths.root.join("harness/guest/lib.sh");
+        let job = format!(
+            "#!/bin/sh\nout={}\n{}. {}\n{}\nfinish\n",
+            quote(&dir.join("out").to_string_lossy()),
+            environment(boot),
+            quote(&lib.to_string_lossy()),
+            boot.job.trim_end(),
+        );
+        fs::write(dir.join("job.sh"), job)?;
+        Ok(dir)
+    }
+
+    /// virtme-ng keeps settings and a cache in the home directory; ours are not
+    /// the user's.
+    fn home(&self) -> PathBuf {
+        self.paths.build().join("run/home")
+    }
+
+    /// `limits`: how long it may take, and where it runs; none for a shell.
+    fn command(
+        &self,
+        boot: &Boot<'_>,
+        dir: &Path,
+        limits: Option<(Duration, &Processor<'_>)>,
+    ) -> Result<Command> {
+        let vng = self.tools.vng_dir.join("vng");
+        let mut command = match limits {
+            Some((limit, processor)) => {
+                // It ends the machine in time even if we are killed.
+                let mut command = processor.command("timeout");
+                command.args(["--kill-after=5", &limit.as_secs().to_string()]);
+                command.arg(vng);
+                command
+            }
+            None => Command::new(vng),
+        };
+        command.current_dir(dir);
+        command.env("PATH", search_path(self.tools)?);
+        command.env("HOME", self.home());
+        command.arg("--run").arg(boot.kernel.image());
+        // KVM has no instruction counter, which edu's timers need; virtiofsd
+        // of Debian 12 is not one that vng can use.
+        command.args(["--disable-kvm", "--force-9p", "--verbose", "--rwdir", "out"]);
+        command.args(["--memory", &self.machine.memory]);
+        command.args(["--cpus", &self.machine.cpus.to_string()]);
+        let qemu = match boot.kind {
+            Kind::Counting => self.qemu.map(Path::to_owned),
+            Kind::Parallel => Some(setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu)?),
+        };
+        if let Some(qemu) = qemu {
+            command.arg("--qemu").arg(qemu);
+        }
+        // Without CONFIG_BLOCK the kernel takes 9p for root only if it has a name.
+        command.args(["--append", "root=/dev/root"]);
+        if limits.is_some() {
+            // What was read of the host's files stays: nobody changes them meanwhile. Else
+            // each program that starts reads itself and its libraries anew.
+            let flags = "version=9p2000.L,trans=virtio,access=any,msize=524288,cache=loose";
+            let bin = self.paths.root.join("harness/guest/bin");
+            command.args(["--append", &format!("rootflags={flags}")]);
+            command.args(["--append", &format!("PATH={}", bin.display())]);
+        }
+        let kinds = self.machine.append(boot.kind);
+        for arg in kinds.chain(&boot.topology.append).chain(boot.append) {
+            command.arg("--append").arg(arg);
+        }
+        let mut qemu = self
+            .machine
+            .qemu(boot.kind, &boot.models, boot.icount, boot.topology);
+        if boot.coverage {
+            qemu.extend(trace::options(trace::LOG));
+        }
+        for (option, value) in [
+            ("-device", "virtio-serial-pci".to_owned()),
+            ("-chardev", format!("socket,id=judge,path={SOCKET}")),
+            (
+                "-device",
+                "virtserialport,chardev=judge,name=judge".to_owned(),
+            ),
+        ] {
+            qemu.push(option.to_owned());
+            qemu.push(value);
+        }
+        // virtme-ng hands them to a shell.
+        let qemu: Vec<_> = qemu.iter().map(|word| quote(word)).collect();
+        command.arg(format!("--qemu-opts={}", qemu.join(" ")));
+        if limits.is_some() {
+            command.args(["--", "sh"]).arg(dir.join("job.sh"));
+        } else {
+            command.arg("--shell").arg(dir.join("shell.sh"));
+        }
+        Ok(command)
+    }
+}
+
+/// What the guest's side finds in its environment, as lines of shell.
+fn environment(boot: &Boot<'_>) -> String {
+    format!(
+        "export P2PTEST_MODDIR={}\nexport P2PTEST_EXPECT={}\n",
+        quote(&boot.kernel.modules().to_string_lossy()),
+        quote(&boot.topology.expect),
+    )
+}
+
+/// Where the judge sits: the host's end of the guest's port.
+struct Bench {
+    thread: thread::JoinHandle<()>,
+}
+
+impl Bench {
+    fn open(dir: &Path, gpus: usize) -> Result<Self> {
+        let listener = at(dir, |path| UnixListener::bind(path)).context("the judge's socket")?;
+        let vram = (0..gpus).map(|n| dir.join(vram(n))).collect();
+        let mut record = File::create(dir.join("judge.log"))?;
+        let thread = thread::spawn(move || {
+            let Ok((stream, _)) = listener.accept() else {
+                return;
+            };
+            let mut judge = Judge::new(vram);
+            // When the machine ends, so does the stream: no error worth a word.
+            let _ = judge::serve(&mut judge, &stream, &stream, |question, answer| {
+                let _ = writeln!(record, "{question}\n{answer}");
+            });
+        });
+        Ok(Self { thread })
+    }
+
+    /// The machine has ended.
+    fn close(self, dir: &Path) {
+        // In case it never came: somebody must, for the thread to end.
+        drop(at(dir, |path| UnixStream::connect(path)));
+        let _ = self.thread.join();
+    }
+}
+
+/// Calls `open` with a path to the socket that is short enough for a socket.
+fn at<T>(dir: &Path, open: impl Fn(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
+    let dir = File::open(dir)?;
+    open(Path::new(&format!(
+        "/proc/self/fd/{}/{SOCKET}",
+        dir.as_raw_fd()
+    )))
+}
+
+#[cfg(test)]
+mod tests;

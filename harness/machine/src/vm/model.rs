@@ -1,0 +1,207 @@
+//! The devices of a parallel machine that are models, each a process of its own to which
+//! QEMU speaks vfio-user: a ConnectX (harness/connectx) for a NIC, a Pascal
+//! (harness/pascal) for a GPU. A model is also a witness: it ends with status 1 if the
+//! guest has broken a rule, and says which. With another status it has failed, or refuses
+//! the machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::witness::forbidden;
+use host::paths::Paths;
+use host::proc::indent;
+use host::proc::{Background, background, interrupted, tail};
+use plan::topology::{self, Models, Requests, vram};
+
+/// How soon it listens.
+const START: Duration = Duration::from_secs(10);
+/// How soon it ends after the machine, of which it learns by the socket.
+const END: Duration = Duration::from_secs(5);
+/// How much longer than the machine it may live if nobody is left to end it.
+const SPARE: Duration = Duration::from_secs(30);
+
+/// Which device a model is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// A NIC.
+    ConnectX,
+    /// A GPU.
+    Pascal,
+}
+
+/// What models need to know of their machine.
+pub struct Setting<'a> {
+    /// Where things are.
+    pub paths: &'a Paths,
+    /// The machine's folder.
+    pub dir: &'a Path,
+    /// How many GPUs there are; their memory is vram0, vram1, ...
+    pub gpus: usize,
+    /// How the models differ from others.
+    pub models: Models<'a>,
+    /// The machine's time limit; none for a shell.
+    pub limit: Option<Duration>,
+}
+
+/// A model that runs; ended when dropped.
+pub struct Model {
+    process: Background,
+    device: Device,
+    dir: PathBuf,
+    name: String,
+}
+
+/// Where cargo leaves the program; setup.sh has it built with the tool.
+pub fn program(paths: &Paths, device: Device) -> PathBuf {
+    let name = match device {
+        Device::ConnectX => "connectx",
+        Device::Pascal => "pascal",
+    };
+    paths.build().join("harness/debug").join(name)
+}
+
+impl Model {
+    /// Starts the model that is device `number` of its kind, and waits until it listens.
+    pub fn start(setting: &Setting<'_>, device: Device, number: usize) -> Result<Self> {
+        let Setting { paths, dir, .. } = *setting;
+        let program = program(paths, device);
+        if !program.is_file() {
+            bail!(
+                "the model of a device is not built ({}): run harness/setup.sh",
+                paths.short(&program)
+            );
+        }
+        let mut command = match setting.limit {
+            // As for the machine: it ends in time even if we are killed.
+            Some(limit) => {
+                let seconds = (limit + SPARE).as_secs().to_string();
+                let mut command = Command::new("timeout");
+                command.args(["--kill-after=5", &seconds]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        let name = match device {
+            Device::ConnectX => topology::connectx(number),
+            Device::Pascal => topology::pascal(number),
+        };
+        command
+            .current_dir(dir)
+            .args(["--socket", &format!("{name}.sock")])
+            .args(["--log", &format!("{name}.log")]);
+        match (device, setting.models.pascal) {
+            (Device::ConnectX, pascal) => {
+                let headers = paths.tree().join("include/linux/mlx5");
+                command.arg("--headers").arg(headers);
+                if pascal.is_some() {
+                    // BARs of models are no files.
+                    command.arg("--bus");
+                } else {
+                    command.args((0..setting.gpus).map(|gpu| format!("--peer={}", vram(gpu))));
+                }
+                command.args(setting.models.connectx);
+            }
+            (Device::Pascal, arguments) => {
+                command
+                    .arg(format!("--vram-file={}", vram(number)))
+                    .args(arguments.unwrap_or_default());
+            }
+        }
+        let mut model = Self {
+            device,
+            process: background(&mut command, &dir.join(format!("{name}.err")))?,
+            dir: dir.to_owned(),
+            name,
+        };
+        model.wait_until_it_listens(START)?;
+        Ok(model)
+    }
+
+    fn wait_until_it_listens(&mut self, limit: Duration) -> Result<()> {
+        let socket = self.file("sock");
+        let start = Instant::now();
+        while !socket.exists() {
+            let why = match self.process.ended()? {
+                Some(status) => status.to_string(),
+                None if start.elapsed() > limit => {
+                    format!("no socket within {} s", limit.as_secs())
+                }
+                None if interrupted() => bail!("interrupted"),
+                None => {
+                    thread::sleep(Duration::from_millis(20));
+                    continue;
+                }
+            };
+            bail!(
+                "the model {} did not start: {why}\n{}",
+                self.name,
+                self.said()
+            );
+        }
+        Ok(())
+    }
+
+    /// Waits for its end, now that the machine has ended; gives what there is to complain
+    /// of.
+    fn end(mut self, limit: Duration) -> Result<Option<String>> {
+        let start = Instant::now();
+        let status = loop {
+            match self.process.ended()? {
+                None if start.elapsed() < limit => thread::sleep(Duration::from_millis(20)),
+                status => break status,
+            }
+        };
+        let what = match status.map(|status: ExitStatus| (status.code(), status)) {
+            Some((Some(0), _)) => return Ok(None),
+            Some((Some(1), _)) => "a rule is broken".to_owned(),
+            Some((_, status)) => format!("the model failed: {status}"),
+            None => format!(
+                "the model did not end within {} s of the machine",
+                limit.as_secs()
+            ),
+        };
+        Ok(Some(format!(
+            "{}: {what}\n{}\nAll that it saw: {}",
+            self.name,
+            self.said(),
+            self.file("log").display()
+        )))
+    }
+
+    fn file(&self, extension: &str) -> PathBuf {
+        self.dir.join(format!("{}.{extension}", self.name))
+    }
+
+    /// The last that it said, or else the last of its log.
+    fn said(&self) -> String {
+        for extension in ["err", "log"] {
+            let bytes = fs::read(self.file(extension)).unwrap_or_default();
+            let text = String::from_utf8_lossy(&bytes);
+            if !text.trim().is_empty() {
+                return indent(&tail(&text, 15));
+            }
+        }
+        indent("It said nothing.")
+    }
+}
+
+/// The machine has ended, and so must its models; gives what they complain of, and which
+/// requests of a NIC ought not to have been sent.
+pub fn end(models: Vec<Model>, may: &Requests) -> Result<Option<String>> {
+    let mut all = Vec::new();
+    for model in models {
+        let log = model.file("log");
+        let is_nic = model.device == Device::ConnectX;
+        all.extend(model.end(END)?);
+        all.extend(is_nic.then(|| forbidden(&log, may)).flatten());
+    }
+    Ok((!all.is_empty()).then(|| all.join("\n")))
+}
+
+#[cfg(test)]
+mod tests;

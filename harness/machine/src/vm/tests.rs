@@ -1,0 +1,216 @@
+use super::*;
+
+#[test]
+fn the_judge_ends_when_nobody_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    Bench::open(dir.path(), 1).unwrap().close(dir.path());
+}
+
+#[test]
+fn the_judge_answers_over_a_long_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let deep = dir.path().join("x".repeat(120));
+    fs::create_dir(&deep).unwrap();
+    fs::write(deep.join("vram0"), vec![0; 8192]).unwrap();
+    let bench = Bench::open(&deep, 1).unwrap();
+    let mut stream = at(&deep, |path| UnixStream::connect(path)).unwrap();
+    stream
+        .write_all(b"{\"op\":\"snapshot\",\"gpu\":0}\n")
+        .unwrap();
+    let mut answer = [0; 3];
+    std::io::Read::read_exact(&mut stream, &mut answer).unwrap();
+    assert_eq!(&answer, b"ok\n");
+    drop(stream);
+    bench.close(&deep);
+    let record = fs::read_to_string(deep.join("judge.log")).unwrap();
+    assert!(record.ends_with("\nok\n"), "{record}");
+}
+
+#[test]
+fn trouble_is_told_with_the_console() {
+    let ran = Ran {
+        dir: PathBuf::from("/nonexistent"),
+        end: End::TimedOut(Duration::from_secs(9)),
+        console: "first\nlast words\n".into(),
+        time: Duration::ZERO,
+        witness: None,
+    };
+    let trouble = ran.trouble().unwrap();
+    assert!(trouble.contains("9 s") && trouble.contains("last words"));
+    let ran = Ran {
+        end: End::Done(0),
+        ..ran
+    };
+    assert_eq!(ran.trouble(), None);
+}
+
+/// A program that is a script.
+fn script(program: &Path, lines: &str) {
+    fs::create_dir_all(program.parent().unwrap()).unwrap();
+    fs::write(program, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    fs::set_permissions(program, PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+/// Boots with a script in vng's place.
+fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
+    boot_kind(Kind::Counting, vng, limit, "exit 2")
+}
+
+/// And with one in the place of the model of a NIC.
+fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir, Ran) {
+    let scratch = tempfile::tempdir().unwrap();
+    let root = scratch.path().to_owned();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let topologies = plan::topology::Topologies::read(&repository).unwrap();
+    let paths = Paths {
+        root: root.clone(),
+        work: root.join("build"),
+        output: root.join("build"),
+        cache: root.join("cache"),
+        kdir: None,
+    };
+    let kernel = Built::at(&paths, "plain");
+    fs::create_dir_all(kernel.image().parent().unwrap()).unwrap();
+    fs::write(kernel.image(), "").unwrap();
+    let tools = Tools {
+        bindgen: root.join("bindgen"),
+        vng_dir: root.join("bin"),
+    };
+    script(&tools.vng_dir.join("vng"), vng);
+    script(&model::program(&paths, Device::ConnectX), nic);
+    let qemu = root.join("qemu");
+    script(&qemu, "echo \"${2%,help} options:\"");
+    // What the guest says to its kernel goes to a file.
+    let lib = fs::read_to_string(repository.join("harness/guest/lib.sh")).unwrap();
+    fs::create_dir_all(root.join("harness/guest")).unwrap();
+    let lib = lib.replace(">/dev/kmsg", ">>kmsg");
+    fs::write(root.join("harness/guest/lib.sh"), lib).unwrap();
+    let ui = Ui::new(false);
+    let booter = Booter {
+        paths: &paths,
+        ui: &ui,
+        tools: &tools,
+        qemu: Some(&qemu),
+        machine: &topologies.machine,
+    };
+    let boot = Boot {
+        name: "selftest/switch",
+        kernel: &kernel,
+        topology: topologies.get("switch").unwrap(),
+        kind,
+        models: Models::default(),
+        append: &[],
+        icount: None,
+        coverage: false,
+        job: "run x true".into(),
+        limit: Duration::from_secs(limit),
+    };
+    let ran = booter.boot(&boot, &ui.step("test")).unwrap();
+    (scratch, ran)
+}
+
+#[test]
+fn a_machine_that_ends_well() {
+    let (_dir, ran) = boot_with("echo booting; sh job.sh; cat kmsg; exit 255", 20);
+    assert_eq!(ran.end, End::Done(0));
+    assert_eq!(ran.trouble(), None);
+    assert_eq!(ran.console, format!("booting\nharness: x\n{LAST_LINE}\n"));
+    let job = fs::read_to_string(ran.dir.join("job.sh")).unwrap();
+    assert!(job.contains("\nrun x true\n"), "{job}");
+}
+
+#[test]
+fn what_the_machine_is_made_of() {
+    let (_dir, ran) = boot_with("echo \"$*\"", 20);
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let machine = plan::topology::Topologies::read(&repository)
+        .unwrap()
+        .machine;
+    let said = |option: &str, value: &str| {
+        let words = format!("{option} {value}");
+        assert!(ran.console.contains(&words), "{words}: {}", ran.console);
+    };
+    said("-icount", &machine.counting.icount);
+    said("-machine", &machine.properties);
+    machine.globals.iter().for_each(|it| said("-global", it));
+    machine
+        .append(Kind::Counting)
+        .for_each(|it| said("--append", it));
+}
+
+#[test]
+fn a_parallel_machine_has_its_nic_beside_it() {
+    let vng = "cat connectx0.sock; echo \"$*\"; sh job.sh; cat kmsg; : >ended";
+    let nic = "echo listening >connectx0.sock
+        while [ ! -e ended ]; do sleep 0.05; done
+        echo 'DMA after unmap' >&2
+        exit 1";
+    let (_dir, ran) = boot_kind(Kind::Parallel, vng, 20, nic);
+    assert_eq!(ran.end, End::Done(0));
+    assert!(ran.console.starts_with("listening\n"), "{}", ran.console);
+    // For the shell of virtme-ng.
+    let device = r#"-device '{"bus":"dp1","driver":"vfio-user-pci","socket":{"#;
+    assert!(ran.console.contains(device), "{}", ran.console);
+    assert!(ran.witness.unwrap().unwrap().contains("DMA after unmap"));
+    let (_dir, ran) = boot_with("exit 0", 20);
+    assert_eq!(ran.witness, None);
+}
+
+#[test]
+fn a_job_that_fails() {
+    let (_dir, ran) = boot_with("echo 101 > out/status; echo no module > out/job.log", 20);
+    assert_eq!(ran.end, End::Done(101));
+    assert!(ran.trouble().unwrap().contains("no module"));
+}
+
+#[test]
+fn a_machine_that_panics() {
+    let panic = "[ 1.0] Kernel panic - not syncing: Fatal exception";
+    let (_dir, ran) = boot_with(&format!("echo 0 > out/status; echo '{panic}'; exit 1"), 20);
+    assert_eq!(ran.end, End::Panicked(panic.to_owned()));
+    assert!(ran.trouble().unwrap().contains("Fatal exception"));
+}
+
+#[test]
+fn a_machine_that_loses_its_console() {
+    for console in ["", "echo booting", "cat kmsg | head -c -6"] {
+        let (_dir, ran) = boot_with(&format!("sh job.sh; {console}"), 20);
+        assert_eq!(ran.end, End::Unheard, "{console}");
+        assert!(ran.trouble().unwrap().contains("the console was lost"));
+    }
+}
+
+#[test]
+fn a_machine_that_hangs_after_its_job() {
+    // Whether or not it lets itself be ended.
+    for trap in ["", "trap '' TERM; "] {
+        let vng = format!("{trap}echo 0 > out/status; echo {LAST_LINE}; sleep 1000");
+        let (_dir, ran) = boot_with(&vng, 1);
+        assert_eq!(ran.end, End::TimedOut(Duration::from_secs(1)), "{trap}");
+    }
+}
+
+#[test]
+fn a_machine_that_is_killed_is_not_late() {
+    let (_dir, ran) = boot_with("exit 137", 20);
+    assert_eq!(ran.end, End::Lost);
+}
+
+#[test]
+fn a_machine_that_hangs_is_ended_with_all_it_started() {
+    let start = Instant::now();
+    let (dir, ran) = boot_with("sleep 1000 & echo $! > pid; echo silence; wait", 1);
+    assert_eq!(ran.end, End::TimedOut(Duration::from_secs(1)));
+    assert!(start.elapsed() < Duration::from_secs(15));
+    assert!(ran.trouble().unwrap().contains("silence"));
+    let pid = fs::read_to_string(ran.dir.join("pid")).unwrap();
+    assert!(host::proc::ends(&pid));
+    drop(dir);
+}
+
+#[test]
+fn a_machine_that_goes_away() {
+    let (_dir, ran) = boot_with("echo 'qemu: cannot set up memory' >&2; exit 1", 20);
+    assert_eq!(ran.end, End::Lost);
+    assert!(ran.trouble().unwrap().contains("cannot set up memory"));
+}

@@ -1,0 +1,402 @@
+use super::*;
+use kernel::tree::{Found, Tree};
+
+fn row(configuration: &str, number: usize, trouble: Option<&str>) -> Row {
+    Row {
+        configuration: configuration.into(),
+        number,
+        subject: format!("patch {number}"),
+        key: "k".into(),
+        booted: None,
+        as_before: false,
+        trouble: trouble.map(str::to_owned),
+        seconds: 1,
+    }
+}
+
+#[test]
+fn the_configurations_of_this_repository() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let topologies = Topologies::read(&root).unwrap();
+    for (name, configuration) in read(&root).unwrap() {
+        for fragment in &configuration.fragments {
+            assert!(
+                !config::fragment(&root, fragment).unwrap().is_empty(),
+                "{name}"
+            );
+        }
+        if let Some(topology) = &configuration.boot {
+            topologies.get(topology).unwrap();
+            assert_eq!(configuration.arch, None, "{name}: only x86-64 is booted");
+            assert_eq!(configuration.targets, None, "{name}: objects do not boot");
+        }
+        if let Some(kernel) = &configuration.targets {
+            let kernels = Kernels::read(&root).unwrap();
+            assert!(kernels.get(kernel).unwrap().is_built_only(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn objects_are_built_once_there_is_something_to_make_them_of() {
+    let tree = tempfile::tempdir().unwrap();
+    let there = |target| has_source(tree.path(), target);
+    fs::create_dir_all(tree.path().join("gpu/kfd")).unwrap();
+    fs::create_dir(tree.path().join("gpu/amd")).unwrap();
+    fs::write(tree.path().join("gpu/kfd/a.c"), "").unwrap();
+    fs::write(tree.path().join("gpu/pool.rs"), "").unwrap();
+    assert!(there("gpu/kfd/") && there("gpu/pool.o"));
+    assert!(there("gpu/amd/../kfd/a.o"));
+    assert!(!there("gpu/window.o") && !there("nic/"));
+}
+
+#[test]
+fn a_warning_that_moves_is_not_new() {
+    let before = warnings("mm/a.c:12:3: warning: unused variable 'x' [-Wunused-variable]\n");
+    let after =
+        warnings("  CC mm/a.o\nmm/a.c:99:7: warning: unused variable 'x' [-Wunused-variable]\n");
+    assert_eq!(before, after);
+    let other = warnings("mm/a.c:99:7: warning: unused variable 'y' [-Wunused-variable]\n");
+    assert_eq!(other.difference(&before).count(), 1);
+}
+
+#[test]
+fn warnings_of_rustc_and_modpost() {
+    let found = warnings(
+        "warning: unused import: `x`\n  --> rust/kernel/mm.rs:3:5\n\
+         warning: 1 warning emitted\n\
+         make[2]: warning: jobserver unavailable\n\
+         WARNING: modpost: missing MODULE_DESCRIPTION() in lib/a.o\n",
+    );
+    let found: Vec<_> = found.into_iter().collect();
+    assert_eq!(
+        found,
+        [
+            "WARNING: modpost: missing MODULE_DESCRIPTION() in lib/a.o",
+            "rust/kernel/mm.rs: warning: unused import: `x`",
+        ]
+    );
+}
+
+#[test]
+fn results_are_kept_for_what_they_are_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = paths(dir.path());
+    let mut rows = Rows::read(&paths, "");
+    rows.put(row("i386", 2, None)).unwrap();
+    rows.put(row("i386", 1, Some("error: no"))).unwrap();
+    let mut rows = Rows::read(&paths, "");
+    assert!(rows.passed("i386", 2, "k"));
+    assert!(!rows.passed("i386", 2, "another tree"));
+    assert!(!rows.passed("i386", 1, "k"), "what failed is done again");
+    assert!(!rows.passed("arm64", 2, "k"));
+    rows.put(row("i386", 1, None)).unwrap();
+    assert_eq!(rows.all.len(), 2);
+    assert!(rows.all.iter().all(Row::passed));
+    // A topic alone is another series: its patches have numbers of their own.
+    assert!(Rows::read(&paths, "1-mm").all.is_empty());
+
+    // A clone goes on from what Documentation shows.
+    let shown = paths.root.join("Documentation");
+    fs::create_dir(&shown).unwrap();
+    fs::rename(
+        paths.results().join("bisect.json"),
+        shown.join("bisect.json"),
+    )
+    .unwrap();
+    let mut rows = Rows::read(&paths, "");
+    assert!(rows.passed("i386", 2, "k"));
+    rows.put(row("i386", 2, Some("error: no"))).unwrap();
+    assert!(!Rows::read(&paths, "").passed("i386", 2, "k"));
+}
+
+#[test]
+fn the_table_and_what_failed() {
+    let rows = [
+        row("arm64", 1, None),
+        row("i386", 1, Some("error: no")),
+        row("i386", 2, None),
+    ];
+    let table = table(&rows);
+    let lines: Vec<_> = table.lines().collect();
+    assert!(
+        lines[0].contains("arm64") && lines[0].contains("i386"),
+        "{table}"
+    );
+    assert!(
+        lines[2].contains("builds") && lines[2].contains("FAILS"),
+        "{table}"
+    );
+    assert!(lines[3].contains(" - "), "{table}");
+    let failures = |scope| failures(&rows, scope, |row| format!("L/{}", row.number));
+    assert!(failures("1-mm").contains("make bisect ONLY=1-mm,i386/1"));
+    let told = failures("");
+    assert!(
+        told.contains("error: no") && told.contains("make bisect ONLY=i386/1"),
+        "{told}"
+    );
+    assert!(told.contains("    log: L/1\n"), "{told}");
+}
+
+/// Paths of a repository in that directory.
+fn paths(root: &Path) -> Paths {
+    Paths {
+        root: root.join("repo"),
+        work: root.join("repo/build"),
+        output: root.join("repo/build"),
+        cache: root.join("cache"),
+        kdir: None,
+    }
+}
+
+/// A kernel of four files: what it is made of warns, breaks and has options as a
+/// real one does.
+struct Toy {
+    dir: tempfile::TempDir,
+    paths: Paths,
+    tree: Tree,
+    force: bool,
+}
+
+const MAKEFILE: &str = "\
+allnoconfig:
+	for o in $$(sed -n 's/^config //p' Kconfig); do grep ^CONFIG_$$o= $$KCONFIG_ALLCONFIG; done >$(O)/.config
+olddefconfig:
+vmlinux modules:
+	cat warnings
+	echo '../linux/gpu/../mm/read.c' >$(O)/.read.o.cmd
+	test ! -e broken || { echo 'a.c:1:1: error: broken'; false; }
+";
+
+/// What the base warns of.
+const KNOWN: &str = "a.c:3:1: warning: known\n";
+
+impl Toy {
+    /// Three patches: one is fine and adds an option, one warns anew, one breaks the
+    /// build.
+    fn new() -> Self {
+        Self::of(&[
+            &[
+                ("Kconfig", "config OLD\n\tbool\nconfig NEW\n"),
+                ("warnings", "a.c:9:1: warning: known\n"),
+            ],
+            &[(
+                "warnings",
+                "a.c:9:1: warning: known\na.c:8:1: warning: another\n",
+            )],
+            &[("broken", ""), ("warnings", KNOWN)],
+        ])
+    }
+
+    /// The base and these patches.
+    fn of(patches: &[&[(&str, &str)]]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("repo");
+        let tree = root.join("build/linux");
+        fs::create_dir_all(root.join("qemu/kernel")).unwrap();
+        fs::create_dir_all(&tree).unwrap();
+        fs::write(
+            root.join("qemu/bisect.toml"),
+            "[toy]\nfragments = [\"toy\"]\n",
+        )
+        .unwrap();
+        let options = "CONFIG_OLD=y\nCONFIG_NEW=y\n";
+        fs::write(root.join("qemu/kernel/toy.config"), options).unwrap();
+        ask(&tree, &["init", "-q"]).unwrap();
+        let commit = |files: &[(&str, &str)]| {
+            for (name, text) in files {
+                let path = tree.join(name);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            ask(&tree, &["add", "-A"]).unwrap();
+            let subject = files[0].0;
+            let who = ["-c", "user.name=p2p", "-c", "user.email=p2p@localhost"];
+            let args = [&who[..], &["commit", "-q", "-m", subject]].concat();
+            ask(&tree, &args).unwrap();
+            ask(&tree, &["rev-parse", "HEAD"]).unwrap()
+        };
+        let base = commit(&[
+            ("Kconfig", "config OLD\n"),
+            ("Makefile", MAKEFILE),
+            ("warnings", KNOWN),
+            ("mm/read.c", "1"),
+            ("mm/other.c", "1"),
+        ]);
+        let tips: Vec<_> = patches.iter().map(|patch| commit(patch)).collect();
+        let tip = tips.last().unwrap().clone();
+        Self {
+            paths: paths(dir.path()),
+            tree: Tree {
+                dir: tree,
+                base,
+                tip,
+                source: "toy".into(),
+                found: Found::default(),
+            },
+            force: false,
+            dir,
+        }
+    }
+
+    fn run(&self, only: Option<&str>) -> Vec<Row> {
+        self.with(|bisect| bisect.run(&Only::new(only).unwrap()).unwrap())
+    }
+
+    fn with<T>(&self, run: impl FnOnce(&Bisect<'_>) -> T) -> T {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&repository).unwrap();
+        let ui = host::ui::Ui::new(false);
+        let tools = setup::Tools {
+            bindgen: self.dir.path().join("bindgen"),
+            vng_dir: self.dir.path().join("bin"),
+        };
+        run(&Bisect {
+            paths: &self.paths,
+            builder: &Builder {
+                paths: &self.paths,
+                ui: &ui,
+                tools: &tools,
+                tree: &self.tree,
+                compiler: &kernel::compiler::Compiler::default(),
+                jobs: 1,
+            },
+            booter: &Booter {
+                paths: &self.paths,
+                ui: &ui,
+                tools: &tools,
+                qemu: None,
+                machine: &topologies.machine,
+            },
+            topologies: &topologies,
+            scope: "",
+            force: self.force,
+        })
+    }
+
+    fn config(&self) -> String {
+        fs::read_to_string(self.paths.output.join("bisect/toy/.config")).unwrap()
+    }
+}
+
+#[test]
+fn each_patch_is_built_and_what_it_breaks_is_told() {
+    let toy = Toy::new();
+    let rows = toy.run(Some("toy/1"));
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].trouble, None, "a warning of the base has moved");
+    // The option is taken once a patch adds it.
+    assert!(toy.config().contains("CONFIG_NEW=y"));
+
+    let rows = toy.run(None);
+    assert_eq!(rows.len(), 3);
+    assert!(rows[0].passed());
+    let warned = rows[1].trouble.as_ref().unwrap();
+    assert_eq!(warned, "new warnings:\na.c: warning: another");
+    let broken = rows[2].trouble.as_ref().unwrap();
+    assert!(broken.contains("a.c:1:1: error: broken"), "{broken}");
+
+    // The page says which series it is of.
+    let page = fs::read_to_string(toy.paths.results().join("bisect.md")).unwrap();
+    assert!(page.contains("\n\nRecorded on "), "{page}");
+
+    let told = toy.with(|bisect| bisect.failures(&rows));
+    let logs = told
+        .lines()
+        .filter_map(|line| line.strip_prefix("    log: "));
+    let logs = Vec::from_iter(logs.map(|log| toy.paths.root.join(log)));
+    assert!(
+        logs.len() == 2 && logs.iter().all(|log| log.is_file()),
+        "{told}"
+    );
+}
+
+#[test]
+fn what_has_passed_is_not_done_again() {
+    let toy = Toy::new();
+    toy.run(Some("1"));
+    let log = toy.paths.build().join("logs/build-bisect-toy.log.1");
+    fs::remove_file(&log).unwrap();
+    toy.run(Some("1"));
+    assert!(!log.exists());
+    toy.run(Some("2"));
+    toy.run(Some("2"));
+    // Another configuration: what was found out is void.
+    let fragment = toy.paths.root.join("qemu/kernel/toy.config");
+    fs::write(fragment, "CONFIG_OLD=y\n").unwrap();
+    let rows = toy.run(Some("1"));
+    assert!(log.exists());
+    assert_eq!(rows.len(), 1, "results of another configuration are gone");
+}
+
+#[test]
+fn a_patch_to_what_is_not_read_leaves_all_as_it_was() {
+    let toy = Toy::of(&[
+        &[("mm/read.c", "2")],
+        &[("mm/other.c", "2"), ("Documentation/a.rst", "new")],
+        &[("mm/other.c", "3"), ("mm/read.c", "3")],
+        &[("mm/new.c", "1")],
+        &[("mm/Makefile", "new")],
+        &[("tools/testing/Makefile", "new")],
+        &[("Documentation/Kconfig", "new")],
+    ]);
+    let rows = toy.run(None);
+    assert!(rows.iter().all(Row::passed));
+    let as_before: Vec<_> = rows.iter().map(|row| row.as_before).collect();
+    assert_eq!(as_before, [false, true, false, false, false, true, false]);
+    assert_eq!(rows[1].word(), "as before");
+    let log = |number: usize| {
+        toy.paths
+            .build()
+            .join(format!("logs/build-bisect-toy.log.{number}"))
+    };
+    assert!(log(1).exists() && !log(2).exists());
+    // What is in the output directory is that of another patch.
+    fs::remove_file(toy.paths.results().join("bisect.json")).unwrap();
+    let rows = toy.run(Some("2"));
+    assert!(!rows[0].as_before);
+}
+
+#[test]
+fn what_fails_is_not_the_measure_of_the_next() {
+    let toy = Toy::of(&[&[("broken", "")], &[("mm/other.c", "2")]]);
+    let rows = toy.run(None);
+    assert!(rows.iter().all(|row| !row.passed() && !row.as_before));
+}
+
+#[test]
+fn with_force_what_has_passed_is_done_again() {
+    let mut toy = Toy::new();
+    toy.run(Some("1"));
+    let log = toy.paths.build().join("logs/build-bisect-toy.log.1");
+    fs::remove_file(&log).unwrap();
+    toy.force = true;
+    toy.run(Some("1"));
+    assert!(log.exists());
+}
+
+#[test]
+fn what_boots_a_commit_counts_where_it_is_booted() {
+    let toy = Toy::new();
+    let root = &toy.paths.root;
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let repository = fs::canonicalize(repository).unwrap();
+    fs::create_dir_all(root.join("harness/guest")).unwrap();
+    for part in ["jobs", "judge", "ktap", "machine", "plan"] {
+        let part = format!("harness/{part}");
+        std::os::unix::fs::symlink(repository.join(&part), root.join(&part)).unwrap();
+    }
+    let key = |more: &str| {
+        let text = format!("fragments = ['toy']\n{more}");
+        let configuration: Configuration = toml::from_str(&text).unwrap();
+        toy.with(|bisect| {
+            let commit = &bisect.commits().unwrap()[1];
+            bisect.recipe(&configuration).unwrap().key(commit)
+        })
+    };
+    let [boots, builds] = ["boot = 'switch'", ""].map(key);
+    fs::write(root.join("harness/guest/lib.sh"), "new").unwrap();
+    assert_ne!(key("boot = 'switch'"), boots);
+    assert_eq!(key(""), builds);
+    assert_ne!(key("llvm = true"), builds);
+}

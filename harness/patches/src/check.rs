@@ -1,0 +1,232 @@
+//! What a maintainer's tools say of the patches, without a machine: do they
+//! apply, are they mails, who gets them, and do compilers, sparse, clippy,
+//! kernel-doc, rustdoc and Sphinx have anything to say about what is new.
+//!
+//! What is looked at comes from the patches. A tool's message counts if it is
+//! about a line that the series adds: what was there before is not its matter.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::added::Added;
+use host::git::ask;
+use host::paths::Paths;
+use host::proc::{output, shown};
+use host::ui::Ui;
+use kernel::build::Builder;
+use kernel::series::Series;
+use kernel::tree::Tree;
+use results::kept::{self, Inputs, Kept};
+use results::report::Outcome;
+
+mod building;
+mod mail;
+mod messages;
+mod trees;
+
+/// Checks of seconds, which `make test` runs, too.
+pub const QUICK: [&str; 9] = [
+    "am",
+    "topics",
+    "checkpatch",
+    "mail",
+    "maintainers",
+    "codespell",
+    "kernel-doc",
+    "kernel-rustfmt",
+    "docs",
+];
+
+/// Where kernels are built for checks: of all topics, and of one.
+pub const OUTPUTS: [&str; 2] = ["check", "check-topic"];
+
+/// Checks of minutes.
+pub const BUILDING: [&str; 2] = ["objects", "rustdoc"];
+
+/// Which topics apply to which kernels. It may have to download some.
+pub const TREES: &str = "trees";
+
+/// qemu/check.toml
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    fragments: Vec<String>,
+    targets: Vec<String>,
+    words: Vec<String>,
+    suites: Vec<String>,
+    #[serde(rename = "tree")]
+    trees: Vec<trees::Kernel>,
+}
+
+impl Settings {
+    fn read(root: &Path) -> Result<Self> {
+        let file = root.join("qemu/check.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        toml::from_str(&text).with_context(|| file.display().to_string())
+    }
+}
+
+/// Looks at the series.
+pub struct Checker<'a> {
+    paths: &'a Paths,
+    tree: &'a Tree,
+    series: Series,
+    settings: Settings,
+    added: Added,
+    /// `FORCE=1`
+    force: bool,
+}
+
+impl<'a> Checker<'a> {
+    /// Finds out what there is to look at: a series, and the tree that has it.
+    pub fn new(paths: &'a Paths, tree: &'a Tree, series: Series, force: bool) -> Result<Self> {
+        Ok(Self {
+            paths,
+            tree,
+            series,
+            settings: Settings::read(&paths.root)?,
+            added: Added::of(tree)?,
+            force,
+        })
+    }
+
+    /// Runs one of [`QUICK`]; also gives whether the results were there already.
+    pub fn quick(&self, ui: &Ui, name: &str) -> Result<(Vec<Outcome>, bool)> {
+        let step = ui.step(format!("run: {name}"));
+        let look = || {
+            Ok(match name {
+                _ if self.series.patches.is_empty() => Vec::new(),
+                "am" => vec![mail::am(self)?],
+                "topics" => mail::topics(self)?,
+                "checkpatch" => mail::checkpatch(self)?,
+                "mail" => mail::mail(self)?,
+                "maintainers" => mail::maintainers(self)?,
+                "codespell" => mail::codespell(self)?,
+                "kernel-doc" => vec![self.kernel_doc()?],
+                "kernel-rustfmt" => vec![self.rustfmt()?],
+                _ => building::docs(self)?,
+            })
+        };
+        let kept = Kept::new(self.paths, self.force);
+        let (outcomes, was_kept) = kept.or_find(name, self.inputs()?, look)?;
+        let count = format!("{} tests", outcomes.len());
+        step.done(if was_kept {
+            format!("{count}, {}", kept::SAID)
+        } else {
+            count
+        });
+        Ok((outcomes, was_kept))
+    }
+
+    /// Those of [`QUICK`] whose results are there.
+    pub fn cached(&self) -> Result<Vec<&'static str>> {
+        let (kept, inputs) = (Kept::new(self.paths, self.force), self.inputs()?);
+        let mut names = QUICK.to_vec();
+        names.retain(|name| kept.has(name, inputs.clone()));
+        Ok(names)
+    }
+
+    /// What the results of [`QUICK`] depend on.
+    fn inputs(&self) -> Result<Inputs> {
+        let mut inputs = Inputs::new()?;
+        inputs.text(&self.tree.base);
+        inputs.text(&self.tree.tip);
+        // Some look at the files as they are.
+        inputs.text(&ask(&self.tree.dir, &["diff", "HEAD"])?);
+        inputs.folder(&self.series.dir)?;
+        inputs.folder(&self.paths.root.join("qemu"))?;
+        Ok(inputs)
+    }
+
+    /// Runs one of [`BUILDING`].
+    pub fn building(&self, builder: &Builder<'_>, name: &str) -> Result<Vec<Outcome>> {
+        let step = builder.ui.step(format!("run: {name}"));
+        let outcomes = match name {
+            _ if self.series.patches.is_empty() => Vec::new(),
+            "objects" => building::objects(self, builder, &step)?,
+            _ => vec![building::rustdoc(self, builder, &step)?],
+        };
+        step.done(format!("{} tests", outcomes.len()));
+        Ok(outcomes)
+    }
+
+    /// Runs [`TREES`]; prints the table.
+    pub fn trees(&self, ui: &Ui) -> Result<Vec<Outcome>> {
+        trees::run(self, ui)
+    }
+
+    /// Where the kernel is built that has been configured for checks: another place for
+    /// another tree, as objects know theirs.
+    fn output(&self) -> PathBuf {
+        self.paths
+            .output
+            .join(OUTPUTS[usize::from(!self.has_all())])
+    }
+
+    /// Whether the tree has all topics.
+    fn has_all(&self) -> bool {
+        self.tree.dir == self.paths.tree()
+    }
+
+    /// Touched files that end so, without programs for user space.
+    fn touched(&self, endings: &[&str]) -> Vec<&str> {
+        self.added.files(endings)
+    }
+
+    /// What of a tool's messages is about what is new.
+    fn about(&self, said: &str) -> Vec<String> {
+        messages::about(said, &self.added)
+    }
+
+    fn kernel_doc(&self) -> Result<Outcome> {
+        let mut command = Command::new("scripts/kernel-doc");
+        command
+            .current_dir(&self.tree.dir)
+            .env("PATH", "/usr/bin:/bin")
+            .args(["-none", "-Wall"])
+            .args(self.touched(&[".c", ".h"]));
+        let (_, out, err) = output(&mut command)?;
+        let said = self.about(&format!("{out}{err}"));
+        Ok(outcome("kernel-doc", "what is new", said, &command))
+    }
+
+    fn rustfmt(&self) -> Result<Outcome> {
+        let name = "kernel-rustfmt";
+        let program = "/usr/bin/rustfmt";
+        if !Path::new(program).is_file() {
+            let why = format!("{program} is not installed");
+            return Ok(Outcome::skipped(name, "touched files", why));
+        }
+        let mut command = Command::new(program);
+        command
+            .current_dir(&self.tree.dir)
+            .args(["--check", "-l", "--edition", "2021"])
+            .args(self.touched(&[".rs"]));
+        let (status, out, err) = output(&mut command)?;
+        let said = (!status.success()).then(|| format!("{out}{err}"));
+        Ok(outcome(
+            name,
+            "touched files",
+            said.into_iter().collect(),
+            &command,
+        ))
+    }
+}
+
+/// Passed if a tool said nothing; else all that it said, and how to ask it again.
+fn outcome(suite: &str, name: &str, said: Vec<String>, command: &Command) -> Outcome {
+    let trouble = (!said.is_empty()).then(|| {
+        let dir = command.get_current_dir().unwrap_or(Path::new("."));
+        let (all, shown) = (said.join("\n"), shown(command));
+        let shown = if shown.len() < 2000 { &shown } else { suite };
+        format!("{all}\nby: cd {} && {shown}", dir.display())
+    });
+    Outcome::unless(suite, name, trouble)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! Checks that need a configured kernel tree: compilers with more warnings than
+//! usual, sparse, clippy, rustdoc, Sphinx.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use super::messages::folded;
+use super::{Checker, outcome};
+use host::proc::{interrupted, output};
+use host::ui::Step;
+use kernel::build::{Builder, Make};
+use kernel::config;
+use results::report::Outcome;
+
+/// All of make's calls have them, so that none makes another's work anew.
+const MODES: [&str; 4] = [
+    "W=1",
+    "C=2",
+    "CLIPPY=1",
+    "CLIPPY_DRIVER=/usr/bin/clippy-driver",
+];
+
+/// Touched files one by one, and the kernel's crates, with W=1, sparse and clippy.
+pub fn objects(
+    checker: &Checker<'_>,
+    builder: &Builder<'_>,
+    step: &Step<'_>,
+) -> Result<Vec<Outcome>> {
+    let output = checker.output();
+    let make = configured(checker, builder, "check", &output, step)?;
+    let files = checker.touched(&[".c", ".rs"]);
+    let (targets, left_out) = targets(&checker.tree.dir, &files, &checker.settings.targets);
+    let mut outcomes: Vec<_> = left_out
+        .iter()
+        .map(|file| {
+            let trouble = "nothing that is built has it: name a target in qemu/check.toml";
+            Outcome::unless("objects", file, Some(trouble.to_owned()))
+        })
+        .collect();
+    // rust/ is built by `prepare`. With -k one message does not hide another.
+    let jobs = format!("-j{}", builder.jobs);
+    let mut arguments = vec![jobs.as_str(), "-k"];
+    arguments.extend(MODES);
+    arguments.push("prepare");
+    let prepared = make.run(&arguments, step);
+    let mut said = fs::read_to_string(make.log())?;
+    let mut result = prepared;
+    if result.is_ok() {
+        arguments.pop();
+        arguments.extend(targets.iter().map(String::as_str));
+        result = make.run(&arguments, step);
+        said.push_str(&fs::read_to_string(make.log())?);
+    }
+    if interrupted() {
+        bail!("interrupted");
+    }
+    let mut about = checker.about(&said);
+    for target in &targets {
+        let object = folded(target);
+        // Of .c or .rs.
+        let source = object.strip_suffix('o').unwrap_or(&object);
+        let (of_it, others) = about
+            .into_iter()
+            .partition::<Vec<_>, _>(|text| folded(text).contains(source));
+        about = others;
+        let trouble = (!of_it.is_empty()).then(|| of_it.join("\n"));
+        outcomes.push(Outcome::unless("objects", target, trouble));
+    }
+    // Headers and the kernel's crates.
+    let trouble = match (about.is_empty(), result) {
+        (_, Err(error)) => Some(format!("{error:#}")),
+        (false, Ok(())) => Some(about.join("\n")),
+        (true, Ok(())) => None,
+    };
+    outcomes.push(Outcome::unless(
+        "objects",
+        "headers, rust/, and all of it",
+        trouble,
+    ));
+    Ok(outcomes)
+}
+
+/// The kernel's make in `output`, with the configuration that checks want; `name` is
+/// that of its log.
+fn configured<'a>(
+    checker: &'a Checker<'_>,
+    builder: &'a Builder<'_>,
+    name: &'a str,
+    output: &'a Path,
+    step: &Step<'_>,
+) -> Result<Make<'a>> {
+    let make = Make {
+        builder,
+        name,
+        source: &checker.tree.dir,
+        output,
+        arch: None,
+        llvm: true,
+    };
+    let mut wanted = config::wanted(&checker.paths.root, &checker.settings.fragments)?;
+    if !checker.has_all() {
+        wanted = config::defined(make.source, &checker.tree.tip, &wanted)?;
+    }
+    fs::create_dir_all(make.output)?;
+    let refused = make.configure(&config::text(&wanted), &wanted, step)?;
+    if !refused.is_empty() {
+        bail!("check: Kconfig refuses {}", refused.join(", "));
+    }
+    Ok(make)
+}
+
+/// What make is asked for to build these files, and those that it has no target for.
+/// `named`: targets that are not called as their files are. The modules of a crate
+/// come with its root; what is in rust/ and tools/ is built otherwise.
+pub fn targets<'a>(
+    tree: &Path,
+    files: &[&'a str],
+    named: &[String],
+) -> (BTreeSet<String>, Vec<&'a str>) {
+    let mut targets = BTreeSet::new();
+    let mut others = Vec::new();
+    for file in files {
+        if file.starts_with("rust/") || file.starts_with("tools/") {
+            continue;
+        }
+        let is_its = |target: &&String| stem(&folded(target)) == stem(file);
+        match object(tree, file).or_else(|| named.iter().find(is_its).cloned()) {
+            Some(target) => {
+                targets.insert(target);
+            }
+            None => others.push(*file),
+        }
+    }
+    let is_root = |file: &&&str| file.ends_with(".rs") && object(tree, file).is_some();
+    let roots = files.iter().filter(is_root);
+    let crates: Vec<_> = roots.filter_map(|root| Path::new(root).parent()).collect();
+    others.retain(|file| {
+        let is_in = |folder: &&Path| Path::new(file).starts_with(folder);
+        !(file.ends_with(".rs") && crates.iter().any(is_in))
+    });
+    (targets, others)
+}
+
+fn stem(file: &str) -> &str {
+    file.rsplit_once('.').map_or(file, |(stem, _)| stem)
+}
+
+/// What make calls a file's object; nothing if it is part of another.
+fn object(tree: &Path, file: &str) -> Option<String> {
+    let object = format!("{}.o", stem(file));
+    // A folder may be the business of the one above.
+    let named = Path::new(&object).ancestors().skip(1).any(|dir| {
+        let name = Path::new(&object).strip_prefix(dir).ok();
+        ["Makefile", "Kbuild"].iter().any(|makefile| {
+            let text = fs::read_to_string(tree.join(dir).join(makefile)).unwrap_or_default();
+            text.split(|c: char| c.is_whitespace() || "=:".contains(c))
+                .any(|word| name == Some(Path::new(word)))
+        })
+    });
+    named.then_some(object)
+}
+
+/// The documentation of the kernel's crates.
+pub fn rustdoc(checker: &Checker<'_>, builder: &Builder<'_>, step: &Step<'_>) -> Result<Outcome> {
+    let output = checker.output();
+    let make = configured(checker, builder, "check-rustdoc", &output, step)?;
+    let jobs = format!("-j{}", builder.jobs);
+    let mut arguments = vec![jobs.as_str()];
+    arguments.extend(MODES);
+    arguments.push("rustdoc");
+    let result = make.run(&arguments, step);
+    if interrupted() {
+        bail!("interrupted");
+    }
+    let about = checker.about(&fs::read_to_string(make.log())?);
+    let trouble = match (about.is_empty(), result) {
+        (false, _) => Some(about.join("\n")),
+        (true, Err(error)) => Some(format!("{error:#}")),
+        (true, Ok(())) => None,
+    };
+    Ok(Outcome::unless("rustdoc", "what is new", trouble))
+}
+
+/// Sphinx on the folders of the touched pages.
+pub fn docs(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
+    let mut folders = BTreeSet::new();
+    for file in checker.touched(&[".rst"]) {
+        let ancestors = Path::new(file).ancestors().skip(1);
+        let mut with_index =
+            ancestors.filter(|dir| checker.tree.dir.join(dir).join("index.rst").is_file());
+        let folder = with_index
+            .next()
+            .and_then(|dir| dir.strip_prefix("Documentation").ok());
+        if let Some(folder) = folder {
+            folders.insert(folder.to_string_lossy().into_owned());
+        }
+    }
+    let mut outcomes = Vec::new();
+    for folder in folders {
+        let out = checker.paths.output.join("check-docs").join(&folder);
+        fs::create_dir_all(&out)?;
+        let mut command = Command::new("make");
+        command
+            .current_dir(&checker.tree.dir)
+            .env("PATH", "/usr/bin:/bin")
+            .env("LC_ALL", "C.UTF-8")
+            .arg("-s")
+            .arg(format!("O={}", out.display()))
+            .arg(format!("SPHINXDIRS={folder}"))
+            .arg("htmldocs");
+        let (status, said, err) = output(&mut command)?;
+        let mut about = checker.about(&format!("{said}{err}"));
+        // Pages of other folders are not there.
+        about.retain(|line| !is_elsewhere(line));
+        if !status.success() {
+            about.push(err.trim_end().to_owned());
+        }
+        outcomes.push(outcome("docs", &folder, about, &command));
+    }
+    Ok(outcomes)
+}
+
+/// A reference to a page that a build of one folder cannot know.
+fn is_elsewhere(line: &str) -> bool {
+    line.contains("unknown document: '/")
+        || line.contains("unknown document: '../")
+        || line.contains("undefined label: ")
+}

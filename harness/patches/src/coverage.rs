@@ -1,0 +1,276 @@
+//! Which lines that the series adds are run by a test, and which are not, and why
+//! not.
+//!
+//! The tests of qemu/coverage.toml run on a kernel of its own work tree. In C, gcov
+//! counts: the touched files are built with its counters. For Rust, see [`rust`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use ktap::Status;
+use serde::Deserialize;
+
+use crate::added::Added;
+use crate::recorded;
+use host::outcome::Verdict;
+use host::proc::capture;
+use kernel::build::Builder;
+use kernel::tree::Tree;
+use machine::vm::Booter;
+use machine::vm::trace::LOG;
+use plan::job::{Job, Spec};
+use plan::kernels::Kernel;
+use plan::topology::Topologies;
+
+mod lines;
+mod rust;
+
+use lines::{Lines, Summary};
+use rust::{Executed, place};
+
+const HEAD: &str = "\
+# Lines that tests reach
+
+    make coverage
+
+counts the lines that the series adds, in C by gcov and in Rust by the instructions that
+QEMU has run and the line table. `qemu/coverage.toml` has the tests and the reasons.
+
+";
+
+/// What the tools of lcov read, among the results.
+const TRACE: &str = "coverage.info";
+
+/// Where the modules of a machine that counts were.
+const MODULES: &str = "out/modules";
+
+/// The kernel's name, and the work tree's.
+pub const KERNEL: &str = "coverage/kernel";
+const WORKTREE: &str = "coverage/linux";
+
+/// qemu/coverage.toml
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    kernel: Kernel,
+    #[serde(rename = "job")]
+    jobs: Vec<Spec>,
+    #[serde(default)]
+    unreached: Vec<Unreached>,
+}
+
+/// Why no test reaches some lines.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unreached {
+    /// The file, a folder with all that is in it, or all files.
+    #[serde(default)]
+    file: String,
+    /// Parts of lines; every line of the file if there are none.
+    #[serde(default)]
+    lines: Vec<String>,
+    /// For people.
+    reason: String,
+}
+
+impl Unreached {
+    fn is_of(&self, file: &str) -> bool {
+        file == self.file
+            || self.file.is_empty()
+            || (self.file.ends_with('/') && file.starts_with(self.file.as_str()))
+    }
+}
+
+impl Settings {
+    fn read(root: &Path) -> Result<Self> {
+        let file = root.join("qemu/coverage.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let settings: Self = toml::from_str(&text).with_context(|| file.display().to_string())?;
+        for spec in &settings.jobs {
+            spec.check().with_context(|| file.display().to_string())?;
+        }
+        Ok(settings)
+    }
+}
+
+/// Counts.
+pub struct Coverage<'a> {
+    /// Builds; its tree is only read, and its compiler must be clang.
+    pub builder: &'a Builder<'a>,
+    /// Boots.
+    pub booter: &'a Booter<'a>,
+}
+
+impl Coverage<'_> {
+    /// Builds, runs the tests, and tells what they reach.
+    pub fn run(&self, topologies: &Topologies) -> Result<Verdict> {
+        let paths = self.builder.paths;
+        let settings = Settings::read(&paths.root)?;
+        let added = Added::of(self.builder.tree)?;
+        let touched = added.files(&[".c", ".h", ".rs"]);
+        let tree = self.counting_tree(&touched)?;
+        self.builder
+            .of(&tree)
+            .build(KERNEL, &settings.kernel, &[])?;
+
+        let objects = paths.output.join(KERNEL);
+        let mut lines = Lines::default();
+        for spec in &settings.jobs {
+            for name in &spec.topologies {
+                let topology = topologies.get(name)?;
+                let name = format!("coverage/{}/{name}", spec.name);
+                let job = Job::alone(name.clone(), KERNEL, topology, spec.clone());
+                let outcomes = jobs::run(&job, self.booter)?;
+                let failed = outcomes
+                    .iter()
+                    .find(|outcome| outcome.status == Status::Failed);
+                if let Some(failed) = failed {
+                    bail!("{name}: {}: {}", failed.name, failed.reason);
+                }
+                let dir = self.booter.dir(&name);
+                self.count(&objects, &dir.join("out/gcov"), &tree.dir, &mut lines)
+                    .with_context(|| format!("{name}: reading gcov's counters"))?;
+                self.count_rust(&objects, &dir, &tree.dir, &touched, &mut lines)
+                    .with_context(|| format!("{name}: reading what QEMU has run"))?;
+            }
+        }
+
+        let summary = Summary::new(&lines, &added, &touched, &tree.dir, &settings.unreached)?;
+        let dir = paths.results();
+        fs::create_dir_all(&dir)?;
+        fs::write(
+            dir.join("coverage.json"),
+            serde_json::to_string_pretty(&summary)?,
+        )?;
+        let recorded = recorded::line(self.builder.tree)?;
+        let text = format!("{HEAD}{recorded}\n\n{}", summary.tables());
+        fs::write(dir.join("coverage.md"), &text)?;
+        let trace = lines.tracefile(&added, &touched);
+        fs::write(dir.join(TRACE), trace)?;
+        println!("\n{text}");
+        println!("results: {}", paths.short(&dir.join("coverage.md")));
+        println!("tracefile: {}", paths.short(&dir.join(TRACE)));
+        Ok(if summary.is_explained() {
+            Verdict::Passed
+        } else {
+            Verdict::Failed
+        })
+    }
+
+    /// Adds the lines of Rust that one machine has run. Its log, which is large, goes.
+    fn count_rust(
+        &self,
+        objects: &Path,
+        dir: &Path,
+        tree: &Path,
+        touched: &[&str],
+        lines: &mut Lines,
+    ) -> Result<()> {
+        let mut files = touched.to_owned();
+        files.retain(|file| file.ends_with(".rs"));
+        let log = dir.join(LOG);
+        let executed = Executed::read(&log)?;
+        fs::remove_file(&log)?;
+        executed.count(&objects.join("vmlinux"), tree, &files, lines)?;
+
+        let scratch = tempfile::tempdir_in(self.builder.paths.build().join("tmp"))?;
+        let loaded = fs::read_to_string(dir.join(MODULES))?;
+        let order = fs::read_to_string(objects.join("modules.order"))?;
+        for module in order.lines().map(|o| Path::new(o).with_extension("ko")) {
+            let name = module.file_stem().unwrap_or_default().to_string_lossy();
+            let name = name.replace('-', "_");
+            let mut loaded = loaded.lines().filter_map(|line| line.split_once(' '));
+            let Some((_, text)) = loaded.find(|(loaded, _)| *loaded == name) else {
+                continue;
+            };
+            let placed = scratch.path().join(&name);
+            place(&objects.join(&module), text, &placed)?;
+            executed.count(&placed, tree, &files, lines)?;
+        }
+        Ok(())
+    }
+
+    /// The series with gcov's counters in the touched files, and line tables of Rust.
+    fn counting_tree(&self, touched: &[&str]) -> Result<Tree> {
+        let Builder {
+            paths, ui, tree, ..
+        } = *self.builder;
+        let tree = tree.aside(paths, ui, WORKTREE, "tree: the one for coverage")?;
+        let mut makefiles = BTreeMap::<PathBuf, BTreeSet<String>>::new();
+        makefiles
+            .entry(tree.dir.join("Makefile"))
+            .or_default()
+            .insert("KBUILD_RUSTFLAGS += -Cdebuginfo=1\n".to_owned());
+        for file in touched {
+            if let Some((makefile, line)) = counting(&tree.dir, file) {
+                makefiles.entry(makefile).or_default().insert(line);
+            }
+        }
+        for (makefile, lines) in makefiles {
+            let mut text = fs::read_to_string(&makefile)?;
+            text.extend(lines);
+            fs::write(&makefile, text)?;
+        }
+        Ok(tree)
+    }
+
+    /// Adds what one machine has counted. A file of counters is named by the path
+    /// of its object when it was compiled, with `#` for `/`.
+    fn count(&self, objects: &Path, counters: &Path, tree: &Path, lines: &mut Lines) -> Result<()> {
+        let scratch = tempfile::tempdir_in(self.builder.paths.build().join("tmp"))?;
+        let mut found = false;
+        for entry in fs::read_dir(counters).with_context(|| counters.display().to_string())? {
+            let data = entry?.path();
+            let name = data.file_name().unwrap_or_default().to_string_lossy();
+            let notes = notes(objects, &name)
+                .with_context(|| format!("{name}: no such object in {}", objects.display()))?;
+            // gcov finds the one by the name of the other.
+            fs::copy(&data, scratch.path().join("object.gcda"))?;
+            fs::copy(&notes, scratch.path().join("object.gcno"))?;
+            let said = capture(
+                Command::new("/usr/lib/llvm-19/bin/llvm-cov")
+                    .args(["gcov", "--stdout", "object.gcda"])
+                    .current_dir(scratch.path()),
+            )?;
+            lines.add(&said, tree)?;
+            found = true;
+        }
+        if !found {
+            bail!("there are none: has the kernel CONFIG_GCOV_KERNEL?");
+        }
+        Ok(())
+    }
+}
+
+/// What the compiler noted for an object, wherever it was compiled: ccache may
+/// have it from another clone.
+fn notes(objects: &Path, name: &str) -> Option<PathBuf> {
+    let mut rest = name;
+    while let Some((_, end)) = rest.split_once('#') {
+        let notes = objects.join(end.replace('#', "/")).with_extension("gcno");
+        if notes.is_file() {
+            return Some(notes);
+        }
+        rest = end;
+    }
+    None
+}
+
+/// The Makefile that builds a file, and what makes it count there. Where there is a file
+/// `Kbuild`, it is read in place of the Makefile.
+fn counting(tree: &Path, file: &str) -> Option<(PathBuf, String)> {
+    let stem = file.strip_suffix(".c")?;
+    let folders = Path::new(file).ancestors().skip(1);
+    let mut makefiles =
+        folders.flat_map(|dir| ["Kbuild", "Makefile"].map(|name| (dir, dir.join(name))));
+    let (folder, makefile) = makefiles.find(|(_, name)| tree.join(name).is_file())?;
+    let object = Path::new(stem).strip_prefix(folder).ok()?;
+    let line = format!("GCOV_PROFILE_{}.o := y\n", object.display());
+    Some((tree.join(makefile), line))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,11 @@
+//! Tools for the patches of the series: checks, builds and boots after each patch,
+//! mutants, coverage, and the export to patches/.
+
+pub mod added;
+pub mod bisect;
+pub mod check;
+pub mod coverage;
+pub mod export;
+pub mod mutants;
+mod recipients;
+pub mod recorded;

@@ -1,0 +1,364 @@
+//! Results that are recorded in Documentation/, and whether they are of this series.
+//!
+//! A page names the git tree of the series that it is of, `git rev-parse series^{tree}` in
+//! build/linux. The series goes on, and to record everything again takes hours: a page of
+//! another tree is stale, which is told. A page that reads as if it were of this series,
+//! and is not, is wrong.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::added::Added;
+use host::git::ask;
+use host::paths::Paths;
+use host::proc::capture;
+use kernel::tree::Tree;
+use results::report::Outcome;
+
+/// The check's name.
+pub const NAME: &str = "recorded";
+
+/// A page, and what it can be compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Page {
+    Benchmarks,
+    Bisect,
+    Coverage,
+    Mutants,
+}
+
+const PAGES: [Page; 4] = [
+    Page::Benchmarks,
+    Page::Bisect,
+    Page::Coverage,
+    Page::Mutants,
+];
+
+impl Page {
+    fn file(self) -> &'static str {
+        match self {
+            Self::Benchmarks => "Documentation/benchmarks.md",
+            Self::Bisect => "Documentation/bisect.md",
+            Self::Coverage => "Documentation/coverage.md",
+            Self::Mutants => "Documentation/mutants.md",
+        }
+    }
+
+    /// What records it.
+    fn target(self) -> &'static str {
+        match self {
+            Self::Benchmarks => "make bench",
+            Self::Bisect => "make bisect",
+            Self::Coverage => "make coverage",
+            Self::Mutants => "make mutants",
+        }
+    }
+}
+
+/// Digits of a tree's name that a page has at least.
+const DIGITS: usize = 12;
+
+/// Begins a page's line, which ends with one of these.
+const RECORDED: &str = "Recorded on ";
+const OF_TREE: &str = ", of the series with tree `";
+const EARLIER: &str = "of an earlier form of the series";
+
+/// The line that a page has which is recorded now.
+pub fn line(tree: &Tree) -> Result<String> {
+    let mut date = Command::new("date");
+    date.env("LC_ALL", "C").args(["-u", "+%-d %B %Y"]);
+    let date = capture(&mut date)?.trim().to_owned();
+    // Its name says nothing of what was changed since.
+    Ok(
+        match ask(&tree.dir, &["status", "--porcelain"])?.is_empty() {
+            true => format!("{RECORDED}{date}{OF_TREE}{}`.", &name(tree)?[..DIGITS]),
+            false => format!("{RECORDED}{date}, {EARLIER}: with changes that no commit has."),
+        },
+    )
+}
+
+fn name(tree: &Tree) -> Result<String> {
+    ask(&tree.dir, &["rev-parse", &format!("{}^{{tree}}", tree.tip)])
+}
+
+/// What a page says that it is of.
+#[derive(Debug, PartialEq, Eq)]
+enum Claim<'a> {
+    /// The series with a tree of that name.
+    Tree(&'a str),
+    /// Another series, in words.
+    Earlier(&'a str),
+    /// Nothing, as if it were of whatever is there.
+    Nothing,
+}
+
+impl<'a> Claim<'a> {
+    fn of(text: &'a str) -> Self {
+        let lines = text.lines().map(|line| line.trim_start_matches('*'));
+        let Some(line) = lines.into_iter().find(|line| line.starts_with(RECORDED)) else {
+            return Self::Nothing;
+        };
+        let tree = line
+            .split_once(OF_TREE)
+            .and_then(|(_, rest)| rest.split_once('`'));
+        match tree {
+            Some((tree, _)) if is_name(tree) => Self::Tree(tree),
+            _ if line.contains(EARLIER) => Self::Earlier(line),
+            _ => Self::Nothing,
+        }
+    }
+}
+
+fn is_name(tree: &str) -> bool {
+    tree.len() >= DIGITS && tree.bytes().all(|digit| digit.is_ascii_hexdigit())
+}
+
+/// The series as it is.
+struct Series {
+    tree: String,
+    /// What its patches are called, in order.
+    subjects: Vec<String>,
+    /// Files that it touches.
+    files: BTreeSet<String>,
+    /// Mutants that there are.
+    mutants: BTreeSet<String>,
+}
+
+impl Series {
+    fn of(paths: &Paths, tree: &Tree) -> Result<Self> {
+        let range = format!("{}..{}", tree.base, tree.tip);
+        let subjects = ask(&tree.dir, &["log", "--reverse", "--format=%s", &range])?;
+        let mut mutants = BTreeSet::new();
+        let dir = paths.root.join("qemu/mutants");
+        for entry in fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+            let stem = entry?.path().file_stem().map(|stem| stem.to_owned());
+            mutants.extend(stem.map(|stem| stem.to_string_lossy().into_owned()));
+        }
+        Ok(Self {
+            tree: name(tree)?,
+            subjects: subjects.lines().map(str::to_owned).collect(),
+            files: Added::of(tree)?.all().map(str::to_owned).collect(),
+            mutants,
+        })
+    }
+
+    /// What a page of this series cannot say.
+    fn contradiction(&self, page: Page, text: &str) -> Option<String> {
+        let cells = |column| Vec::from_iter(rows(text).filter_map(move |row| cell(row, column)));
+        match page {
+            Page::Benchmarks => None,
+            Page::Bisect => {
+                let said = cells(2);
+                let is_same = said.iter().eq(self.subjects.iter());
+                (!is_same).then(|| {
+                    let there = self.subjects.len();
+                    format!("it has {} patches, of {there} with other names", said.len())
+                })
+            }
+            Page::Coverage => {
+                let mut said = cells(1).into_iter().filter(|file| file.contains('/'));
+                let foreign = said.find(|file| !self.files.contains(*file))?;
+                Some(format!("the series does not touch {foreign}"))
+            }
+            Page::Mutants => {
+                let said: BTreeSet<_> = cells(1).into_iter().map(str::to_owned).collect();
+                let other = said.symmetric_difference(&self.mutants).next()?;
+                Some(match said.contains(other) {
+                    true => format!("there is no mutant {other}"),
+                    false => format!("it has no mutant {other}"),
+                })
+            }
+        }
+    }
+
+    fn outcome(&self, page: Page, text: &str) -> Outcome {
+        let (file, target) = (page.file(), page.target());
+        let stale = |of: &str| {
+            let why = format!("stale: {file} is {of}; `{target}` records it anew");
+            Outcome::skipped(NAME, file, why)
+        };
+        match Claim::of(text) {
+            Claim::Tree(tree) if self.tree.starts_with(tree) => {
+                let trouble = self.contradiction(page, text);
+                let trouble = trouble.map(|why| {
+                    format!("it says that it is of this series, but {why}; `{target}` records it")
+                });
+                Outcome::unless(NAME, file, trouble)
+            }
+            Claim::Tree(tree) => {
+                let now = &self.tree[..DIGITS];
+                stale(&format!(
+                    "of the series with tree {tree}, which is now {now}"
+                ))
+            }
+            Claim::Earlier(_) => stale(EARLIER),
+            Claim::Nothing => Outcome::failed(
+                NAME,
+                file,
+                format!(
+                    "it does not say which series it is of, and so it reads as of this one. \
+                     It needs a line \"{RECORDED}DATE{OF_TREE}TREE`.\", as `{target}` writes it, \
+                     or \"{RECORDED}DATE, {EARLIER}.\""
+                ),
+            ),
+        }
+    }
+}
+
+/// Looks at each page.
+pub fn check(paths: &Paths, tree: &Tree) -> Result<Vec<Outcome>> {
+    if paths.kdir.is_some() {
+        let why = "KDIR=: recorded results are of the kernel of patches/";
+        return Ok(vec![Outcome::skipped(NAME, "all pages", why)]);
+    }
+    let series = Series::of(paths, tree)?;
+    let outcome = |page: &Page| {
+        let file = paths.root.join(page.file());
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        Ok(series.outcome(*page, &text))
+    };
+    PAGES.iter().map(outcome).collect()
+}
+
+/// The rows of the first table: what follows its header.
+fn rows(text: &str) -> impl Iterator<Item = &str> {
+    let table = text.lines().skip_while(|line| !line.starts_with('|'));
+    table.take_while(|line| line.starts_with('|')).skip(2)
+}
+
+/// A row's cell, the first being 1.
+fn cell(row: &str, number: usize) -> Option<&str> {
+    row.split('|').nth(number).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use ktap::Status;
+
+    use super::*;
+
+    const TREE: &str = "cdafa752db8665d9e2aa930e8b8621f700d23e50";
+
+    fn series() -> Series {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        Series {
+            tree: TREE.to_owned(),
+            subjects: vec!["mm: a".to_owned(), "mm: b".to_owned()],
+            files: names(&["mm/a.c", "mm/b.c"]),
+            mutants: names(&["a-lost", "b-lost"]),
+        }
+    }
+
+    fn status(page: Page, said: &str, table: &str) -> (Status, String) {
+        let outcome = series().outcome(page, &format!("# Title\n\n{said}\n\n{table}\n\nend\n"));
+        assert_eq!(outcome.name, page.file());
+        (outcome.status, outcome.reason)
+    }
+
+    const THIS: &str = "Recorded on 26 November 2026, of the series with tree `cdafa752db86`.";
+    const MUTANTS: &str = "| mutant | x |\n|---|---|\n| a-lost | y |\n| b-lost | y |";
+
+    #[test]
+    fn a_page_of_this_series_is_well() {
+        let bisect = "|   | patch | a |\n|---|---|---|\n| 1 | mm: a | x |\n| 2 | mm: b | x |";
+        let coverage = "| file | n |\n|---|---|\n| mm/a.c | 3 |\n| all | 3 |";
+        let pages = [
+            (Page::Benchmarks, ""),
+            (Page::Bisect, bisect),
+            (Page::Coverage, coverage),
+            (Page::Mutants, MUTANTS),
+        ];
+        for (page, table) in pages {
+            assert_eq!(status(page, THIS, table), (Status::Passed, String::new()));
+            // In bold, as people write it.
+            let bold = format!("**{THIS}** And more.");
+            assert_eq!(status(page, &bold, table).0, Status::Passed);
+        }
+    }
+
+    #[test]
+    fn a_page_of_another_series_is_stale_and_no_failure() {
+        let other = THIS.replace("cdafa752db86", "0123456789ab");
+        let earlier = "**Recorded on 24 November 2026, of an earlier form of the series with 46 \
+                       patches**, before it";
+        for said in [&*other, earlier] {
+            let (status, reason) = status(Page::Mutants, said, "");
+            assert_eq!(status, Status::Skipped);
+            assert!(
+                reason.starts_with("stale: Documentation/mutants.md is of "),
+                "{reason}"
+            );
+            assert!(reason.contains("`make mutants`"), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_page_that_claims_to_be_of_this_series_and_is_not_fails() {
+        let failed = |page, said: &str, table: &str| {
+            let (status, reason) = status(page, said, table);
+            assert_eq!(status, Status::Failed, "{reason}");
+            reason
+        };
+        // What says nothing reads as of this series.
+        let silent = [
+            "",
+            "Recorded on 24 November 2026.",
+            &THIS.replace("cdafa", "x"),
+        ];
+        for said in silent {
+            assert!(failed(Page::Bisect, said, "").contains("It needs a line"));
+        }
+        let short = THIS.replace("cdafa752db86", "cdaf");
+        assert!(failed(Page::Benchmarks, &short, "").contains("It needs a line"));
+        let gone = MUTANTS.replace("b-lost", "c-lost");
+        assert!(failed(Page::Mutants, THIS, &gone).contains("it has no mutant b-lost"));
+        let more = format!("{MUTANTS}\n| c-lost | y |");
+        assert!(failed(Page::Mutants, THIS, &more).contains("there is no mutant c-lost"));
+        let bisect = "|   | patch | a |\n|---|---|---|\n| 1 | mm: b | x |\n| 2 | mm: a | x |";
+        assert!(failed(Page::Bisect, THIS, bisect).contains("with other names"));
+        let coverage = "| file | n |\n|---|---|\n| mm/c.c | 3 |\n| all | 3 |";
+        assert!(failed(Page::Coverage, THIS, coverage).contains("does not touch mm/c.c"));
+    }
+
+    #[test]
+    fn what_is_recorded_now_is_of_this_series() {
+        let dir = tempfile::tempdir().unwrap();
+        ask(dir.path(), &["init", "-q"]).unwrap();
+        fs::write(dir.path().join("a.c"), "1").unwrap();
+        ask(dir.path(), &["add", "-A"]).unwrap();
+        let who = ["-c", "user.name=p2p", "-c", "user.email=p2p@localhost"];
+        ask(
+            dir.path(),
+            &[&who[..], &["commit", "-q", "-m", "a"]].concat(),
+        )
+        .unwrap();
+        let tree = Tree {
+            dir: dir.path().to_owned(),
+            base: "HEAD".to_owned(),
+            tip: "HEAD".to_owned(),
+            source: String::new(),
+            found: kernel::tree::Found::default(),
+        };
+        let said = line(&tree).unwrap();
+        let name = name(&tree).unwrap();
+        assert_eq!(Claim::of(&said), Claim::Tree(&name[..DIGITS]), "{said}");
+        // What no commit has is of no series.
+        fs::write(dir.path().join("a.c"), "2").unwrap();
+        let said = line(&tree).unwrap();
+        assert!(matches!(Claim::of(&said), Claim::Earlier(_)), "{said}");
+    }
+
+    #[test]
+    fn the_pages_of_this_repository_say_what_they_are_of() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for page in PAGES {
+            let text = fs::read_to_string(root.join(page.file())).unwrap();
+            assert_ne!(Claim::of(&text), Claim::Nothing, "{}", page.file());
+        }
+    }
+}

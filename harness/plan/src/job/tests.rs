@@ -1,0 +1,147 @@
+use super::*;
+
+use std::path::PathBuf;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn the_plan_of_this_repository() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let kernels = Kernels::read(&root()).unwrap();
+    let plan = Plan::read(&root()).unwrap();
+    let jobs = plan.jobs(&topologies).unwrap();
+    assert!(jobs.is_sorted_by(|a, b| a.spec.limit >= b.spec.limit));
+    for job in &jobs {
+        for kernel in job.needs() {
+            let kernel = kernels.get(kernel).unwrap();
+            assert!(!kernel.fragments.is_empty());
+            assert!(!kernel.is_built_only(), "{} cannot boot it", job.name);
+        }
+        assert!(
+            job.spec.scenarios.is_some()
+                || job.spec.kunit.is_some()
+                || !job.spec.programs.is_empty()
+                || !job.spec.pyverbs.is_empty()
+                || !job.spec.commands.is_empty()
+                // Its NIC is a witness.
+                || job.is_parallel(),
+            "{} has nothing to do",
+            job.name
+        );
+        // Any reason will do where none is named.
+        let has_tests = !job.spec.programs.is_empty()
+            || !job.spec.pyverbs.is_empty()
+            || !job.spec.commands.is_empty();
+        assert_eq!(job.spec.skips.is_some(), has_tests, "{}", job.name);
+        // How many tests there are is not written in what is ours.
+        let is_foreign = !job.spec.pyverbs.is_empty() || job.spec.kunit.is_some();
+        assert!(
+            job.spec.at_least.is_some() || !is_foreign,
+            "{} has no floor",
+            job.name
+        );
+        for script in &job.spec.prepare {
+            assert!(guest_script(&root(), script).is_file(), "{script}");
+        }
+        let source = kernels.get(job.needs().last().unwrap()).unwrap();
+        for program in job.spec.programs.iter().chain(&job.spec.scenarios) {
+            let (program, _) = words(program);
+            let built = source
+                .selftests
+                .iter()
+                .any(|entry| entry == program || split(program).0 == entry);
+            assert!(built, "{}: {program} is not built", job.name);
+        }
+    }
+    for same in &plan.same {
+        for name in &same.jobs {
+            assert!(jobs.iter().any(|job| job.name == *name), "{name}");
+        }
+    }
+    // Every topology that has scenarios is judged.
+    let has_scenarios = |t: &&&crate::topology::Topology| !t.scenarios.is_empty();
+    for topology in topologies.all().iter().filter(has_scenarios) {
+        assert!(
+            jobs.iter()
+                .any(|job| job.name == format!("demo/{}", topology.name))
+        );
+    }
+}
+
+fn job<'a>(topology: &'a Topology) -> Job<'a> {
+    Job {
+        name: "selftest/switch".into(),
+        kernel: "plain".into(),
+        topology,
+        spec: toml::from_str("name='selftest'\ntopologies=[]\nlimit=1\n").unwrap(),
+        test: None,
+    }
+}
+
+#[test]
+fn what_a_job_plays_itself_must_be_possible() {
+    let spec = |peer: u64| -> Spec {
+        let text = format!(
+            "name='demo'\ntopologies=['switch']\nscenarios='a/b'\nlimit=1\n\
+             [[scenario]]\nname='thp'\npages=8\nkind='bus_addr'\npeer={peer}\nhome=4\n"
+        );
+        toml::from_str(&text).unwrap()
+    };
+    spec(4).check().unwrap();
+    let error = format!("{:#}", spec(5).check().unwrap_err());
+    assert!(
+        error.contains("job demo: scenario thp: more pages"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_a_kind_of_machine_cannot_have() {
+    let check = |more: &str| {
+        let text = format!("name='x'\ntopologies=['*']\nlimit=1\n{more}");
+        toml::from_str::<Spec>(&text).unwrap().check().is_ok()
+    };
+    assert!(check("icount='shift=0'") && check("machine='parallel'\nconnectx=['--x']"));
+    assert!(!check("machine='parallel'\nicount='shift=0'"));
+    assert!(!check("connectx=['--x']"));
+    let bounds = "bounds={'*'={write_us=1,memory_mib=1}}";
+    for only in ["at_peer=true", bounds] {
+        assert!(check(&format!("machine='parallel'\n{only}")));
+        assert!(!check(only));
+        assert!(!check(&format!("machine='parallel'\nedu=true\n{only}")));
+    }
+    assert!(!check(&format!(
+        "machine='parallel'\n{}",
+        bounds.replace('*', "x")
+    )));
+    let own = "[[scenario]]\nname='thp'\npages=1\nkind='bus_addr'\npeer=1\nhome=0";
+    assert!(check(&format!("scenarios='p2pdma/p2p_demo'\n{own}")));
+    assert!(!check(own));
+}
+
+#[test]
+fn one_test_of_a_program() {
+    let cases = [
+        ("p2pdma/a", "x", "p2pdma/a -t x"),
+        ("p2pdma/a", "f.x", "p2pdma/a -r f.x"),
+        // What picks tests gives way, what excludes some stays and comes first.
+        ("mm/a -f f -f g", "f.v.x", "mm/a -r f.v.x"),
+        ("p/a -V runtime -t y -T z", "x", "p/a -V runtime -T z -t x"),
+    ];
+    for (program, test, wanted) in cases {
+        assert_eq!(with_test(program, test), wanted);
+    }
+    let topologies = Topologies::read(&root()).unwrap();
+    let mut job = job(topologies.get("switch").unwrap());
+    assert!(!job.has_programs());
+    let own = ["p/a -T z", "p/b", "p/a -T z"];
+    job.spec.programs = own.map(str::to_owned).to_vec();
+    job.spec.at_least = Some(7);
+    job.spec.commands = vec!["c".to_owned()];
+    assert_eq!(job.runs(), ["a -T z", "b", "a -T z", "c"]);
+    job.pick_test("x");
+    assert!(job.has_programs() && job.spec.at_least.is_none());
+    assert_eq!(job.runs(), ["a -T z -t x", "b -t x", "a -T z -t x"]);
+}

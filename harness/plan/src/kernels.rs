@@ -1,0 +1,181 @@
+//! The test kernels: which there are (qemu/kernels.toml), and what each is made of.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::filter::Only;
+use host::outcome::Usage;
+
+/// A kernel in qemu/kernels.toml.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernel {
+    /// Which tree it is built from.
+    pub tree: Source,
+    /// Files of qemu/kernel/, without `.config`.
+    pub fragments: Vec<String>,
+    /// `folder` or `folder/program` of tools/testing/selftests.
+    #[serde(default)]
+    pub selftests: Vec<String>,
+    /// What the kernel's make builds instead of a kernel that boots.
+    #[serde(default)]
+    pub targets: Vec<String>,
+    /// That all modules can be built is a test.
+    #[serde(default)]
+    pub modules: bool,
+    /// It can be built by LLVM alone.
+    #[serde(default)]
+    pub llvm: bool,
+    /// Another kernel of the same tree: the first build begins with a copy of
+    /// its objects, or else those of what that one is like, and makes those that
+    /// differ.
+    pub like: Option<String>,
+    /// Only built if it is asked for by name.
+    #[serde(default)]
+    pub on_demand: bool,
+}
+
+impl Kernel {
+    /// Whether there is nothing to boot.
+    pub fn is_built_only(&self) -> bool {
+        !self.targets.is_empty()
+    }
+}
+
+/// What a kernel is built from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// The base with the series.
+    Series,
+    /// The base alone.
+    Base,
+}
+
+/// All kernels, by name.
+pub struct Kernels(BTreeMap<String, Kernel>);
+
+impl Kernels {
+    /// Reads qemu/kernels.toml.
+    pub fn read(root: &Path) -> Result<Self> {
+        let file = root.join("qemu/kernels.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        Ok(Self(
+            toml::from_str(&text).with_context(|| file.display().to_string())?,
+        ))
+    }
+
+    /// The kernel of that name.
+    pub fn get(&self, name: &str) -> Result<&Kernel> {
+        self.0.get(name).ok_or_else(|| {
+            Usage(format!(
+                "there is no kernel {name:?}; there are: {}",
+                self.names().join(", ")
+            ))
+            .into()
+        })
+    }
+
+    /// Each of these names after the one that it is `like`.
+    pub fn in_order<'a>(&self, names: &[&'a str]) -> Vec<&'a str> {
+        let mut ordered = names.to_vec();
+        ordered.sort_by_key(|name| self.models(name).count());
+        ordered
+    }
+
+    /// What a kernel is `like`, what that one is, and so on.
+    pub fn models(&self, name: &str) -> impl Iterator<Item = &str> {
+        let next = |name: &str| self.0.get(name)?.like.as_deref();
+        // A kernel that is like itself, by whatever way round, is a mistake that
+        // a test finds; it must not become a loop.
+        std::iter::successors(next(name), move |name| next(name)).take(self.0.len())
+    }
+
+    /// The names of those of a tree.
+    pub fn of(&self, tree: Source) -> impl Iterator<Item = &str> {
+        let of = self.0.iter().filter(move |(_, kernel)| kernel.tree == tree);
+        of.map(|(name, _)| name.as_str())
+    }
+
+    /// Whether to build it is a test.
+    pub fn is_test(&self, name: &str) -> bool {
+        let kernel = self.0.get(name);
+        kernel.is_some_and(|kernel| kernel.modules || kernel.is_built_only())
+    }
+
+    /// The names of those that it is a test to build.
+    pub fn tests(&self) -> Vec<&str> {
+        let tests = self.0.iter().filter(|(name, _)| self.is_test(name));
+        tests.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// The names of those that `only` picks; of those on demand it must have the names.
+    pub fn picked(&self, only: &Only) -> Vec<&str> {
+        let is_picked = |name: &str, kernel: &Kernel| match kernel.on_demand {
+            true => only.picks_by_name(name),
+            false => only.picks(name),
+        };
+        let kernels = self
+            .0
+            .iter()
+            .filter(|(name, kernel)| is_picked(name, kernel));
+        kernels.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// All names.
+    pub fn names(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_of_this_repository() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let kernels = Kernels::read(&root).unwrap();
+        for name in kernels.names() {
+            let kernel = kernels.get(name).unwrap();
+            for fragment in &kernel.fragments {
+                let file = format!("qemu/kernel/{fragment}.config");
+                assert!(root.join(file).is_file(), "{fragment}");
+            }
+            assert!(kernels.models(name).count() < kernels.names().len());
+            if let Some(like) = &kernel.like {
+                assert_eq!(kernels.get(like).unwrap().tree, kernel.tree, "{name}");
+            }
+            // Programs need a kernel to run on.
+            assert!(!kernel.is_built_only() || kernel.selftests.is_empty());
+        }
+        let tests = [
+            "drivers",
+            "mlx5-built-in",
+            "mlx5-built-in-no-odp",
+            "mlx5-no-odp",
+            "modules",
+            "nouveau-no-rust",
+        ];
+        assert_eq!(kernels.tests(), tests);
+        let order = kernels.in_order(&["modules", "base/kernel", "no-p2p", "plain", "rdma"]);
+        assert_eq!(order, ["base/kernel", "plain", "rdma", "modules", "no-p2p"]);
+        assert!(kernels.of(Source::Base).eq(["base/bench", "base/kernel"]));
+        assert!(
+            !kernels
+                .picked(&Only::new(None).unwrap())
+                .contains(&"drivers")
+        );
+        let picked = |text| kernels.picked(&Only::new(Some(text)).unwrap());
+        assert_eq!(picked("drivers"), ["drivers"]);
+        assert_eq!(picked("mlx5-*"), ["mlx5-built-in-no-odp"]);
+        assert!(!picked("!plain").contains(&"drivers"));
+        let error = kernels.get("debgu").unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some());
+        assert!(error.to_string().contains("debug"), "{error}");
+    }
+}

@@ -1,0 +1,8 @@
+//! What is tested: jobs, topologies and kernels, which are files in qemu/, and which of
+//! them a user picks.
+
+pub mod filter;
+pub mod job;
+pub mod kernels;
+pub mod shard;
+pub mod topology;

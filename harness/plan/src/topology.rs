@@ -1,0 +1,548 @@
+//! Topologies: the files of qemu/topologies, and what QEMU is told for them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::json;
+
+use host::outcome::Usage;
+
+/// A file of qemu/topologies.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// The file's name; filled in by [`Topologies::read`].
+    #[serde(skip)]
+    pub name: String,
+    /// The shape, in a line.
+    pub summary: String,
+    /// The kernel that the demo boots in it.
+    pub kernel: String,
+    /// QEMU's CPU model. The kernel decides by it whether a host bridge can
+    /// forward peer-to-peer requests.
+    pub cpu: String,
+    /// Added to the kernel's command line.
+    #[serde(default)]
+    pub append: Vec<String>,
+    /// `-device` arguments, before GPUs and NICs.
+    pub devices: Vec<String>,
+    /// Test GPUs in the order in which the guest finds them.
+    pub gpus: Vec<Gpu>,
+    /// Test NICs, likewise.
+    pub nics: Vec<Nic>,
+    /// Module parameters by module.
+    #[serde(default)]
+    pub modules: BTreeMap<String, String>,
+    /// Whether an IOMMU translates: peer addresses are then IOVAs.
+    #[serde(default)]
+    pub iommu: bool,
+    /// What a NIC's requests may be.
+    pub requests: Requests,
+    /// `P2PTEST_EXPECT` of the selftests.
+    pub expect: String,
+    /// Text in the reasons for which selftests may skip here.
+    #[serde(default)]
+    pub skips: Vec<String>,
+    /// What the demo plays. Without one, the topology is for jobs that name it.
+    #[serde(rename = "scenario", default)]
+    pub scenarios: Vec<Scenario>,
+}
+
+/// An ivshmem device.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// The bus it is on.
+    pub bus: String,
+    /// Size of its BAR 2, as QEMU writes sizes.
+    pub vram: String,
+}
+
+/// An edu device, or in a parallel machine a ConnectX.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nic {
+    /// The bus it is on.
+    pub bus: String,
+}
+
+/// What the driver of a NIC may have it send, by where the NIC is.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Requests {
+    /// With addresses that were translated beforehand (ATS).
+    pub ats: bool,
+    /// To a peer with relaxed ordering.
+    pub relaxed_at_peer: bool,
+    /// To these GPUs, by their numbers.
+    pub peers: Vec<usize>,
+}
+
+/// A scenario of p2p_demo and what must come of it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// p2p_demo's name for it.
+    pub name: String,
+    /// Size of the buffer.
+    pub pages: u64,
+    /// `bus_addr`, `host_bridge` or `host`.
+    pub kind: String,
+    /// Pages that the NIC reaches in the GPU.
+    pub peer: u64,
+    /// Pages that had to come home.
+    pub home: u64,
+}
+
+/// qemu/machine.toml
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// RAM, as QEMU writes sizes.
+    pub memory: String,
+    /// Number of CPUs.
+    pub cpus: u32,
+    /// QEMU's `-machine`, besides the type.
+    pub properties: String,
+    /// QEMU's `-global`, for devices that are not named in a topology.
+    pub globals: Vec<String>,
+    /// The kernel's command line.
+    pub append: Vec<String>,
+    /// What counting machines have besides.
+    pub counting: Counting,
+    /// What parallel machines have besides.
+    pub parallel: Parallel,
+    /// What modules are loaded with.
+    pub modules: BTreeMap<String, Since>,
+}
+
+/// Which of the two kinds a machine is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Its clock counts instructions and its CPUs take turns. The NIC is edu.
+    #[default]
+    Counting,
+    /// Its CPUs run side by side. The NIC is a model of a ConnectX, a process of its own.
+    Parallel,
+}
+
+/// The devices of a parallel machine that are models, processes of their own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Models<'a> {
+    /// Added to the arguments of the model of a ConnectX.
+    pub connectx: &'a [String],
+    /// The GPUs are models of a Pascal, with these arguments, and not the test GPU.
+    pub pascal: Option<&'a [String]>,
+    /// The NICs are edu even so, which is part of QEMU.
+    pub edu: bool,
+}
+
+impl Models<'_> {
+    /// Whether the NICs of such a machine are models.
+    pub fn has_connectx(&self, kind: Kind) -> bool {
+        kind == Kind::Parallel && !self.edu
+    }
+}
+
+/// The table `counting` of qemu/machine.toml.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counting {
+    /// QEMU's `-icount`.
+    pub icount: String,
+    /// Added to the kernel's command line for jobs of tests; the demo and the benchmark go
+    /// without.
+    pub append_for_tests: Vec<String>,
+}
+
+/// The table `parallel` of qemu/machine.toml.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parallel {
+    /// QEMU's `-accel`.
+    pub accel: String,
+    /// Added to the kernel's command line.
+    pub append: Vec<String>,
+}
+
+/// Parameters of a module that want a recent QEMU.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Since {
+    /// QEMU's major version.
+    pub qemu: u32,
+    /// As insmod takes them.
+    pub parameters: String,
+}
+
+impl Machine {
+    /// What a module is loaded with in a topology, by a QEMU of this major version.
+    pub fn parameters(&self, module: &str, qemu: u32, topology: &Topology) -> String {
+        let here = self.modules.get(module).filter(|since| qemu >= since.qemu);
+        let here = here.map(|since| since.parameters.as_str());
+        let there = topology.modules.get(module).map(String::as_str);
+        Vec::from_iter(here.into_iter().chain(there)).join(" ")
+    }
+
+    /// The kernel's command line in a machine of this kind.
+    pub fn append(&self, kind: Kind) -> impl Iterator<Item = &String> {
+        let own = match kind {
+            Kind::Counting => &[][..],
+            Kind::Parallel => &self.parallel.append,
+        };
+        self.append.iter().chain(own)
+    }
+
+    /// QEMU's arguments for a kind of machine in a topology; `icount`, if not this
+    /// machine's. Files are named relative to QEMU's directory.
+    pub fn qemu(
+        &self,
+        kind: Kind,
+        models: &Models<'_>,
+        icount: Option<&str>,
+        topology: &Topology,
+    ) -> Vec<String> {
+        let mut args = Vec::new();
+        let mut add = |option: &str, value: String| {
+            args.extend([option.to_owned(), value]);
+        };
+        match kind {
+            Kind::Counting => {
+                let icount = icount.unwrap_or(&self.counting.icount);
+                add("-icount", icount.to_owned());
+            }
+            Kind::Parallel => {
+                add("-accel", self.parallel.accel.clone());
+                // QEMU hands this file to the model, which reads and writes it as a NIC
+                // reads and writes memory.
+                let memory = &self.memory;
+                add(
+                    "-object",
+                    format!("memory-backend-memfd,id=ram,share=on,size={memory}"),
+                );
+                add("-machine", "memory-backend=ram".to_owned());
+            }
+        }
+        add("-machine", self.properties.clone());
+        for global in &self.globals {
+            add("-global", global.clone());
+        }
+        args.extend(topology.qemu(kind, models));
+        args
+    }
+}
+
+/// All topologies, and the machine they are in.
+#[derive(Clone)]
+pub struct Topologies {
+    /// The machine.
+    pub machine: Machine,
+    by_name: BTreeMap<String, Topology>,
+}
+
+/// The order of tables; others follow by name.
+const ORDER: [&str; 8] = [
+    "switch",
+    "host-bridge",
+    "iommu",
+    "small-bar",
+    "two-gpus",
+    "blocked",
+    "no-p2p",
+    "many",
+];
+
+impl Topologies {
+    /// The topology of that name, to be changed by a test.
+    pub fn get_mut(&mut self, name: &str) -> &mut Topology {
+        self.by_name.get_mut(name).expect("it is there")
+    }
+
+    /// Reads qemu/machine.toml and qemu/topologies/.
+    pub fn read(root: &Path) -> Result<Self> {
+        let machine = read(&root.join("qemu/machine.toml"))?;
+        let mut by_name = BTreeMap::new();
+        for entry in fs::read_dir(root.join("qemu/topologies"))? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|ext| ext != "toml") {
+                continue;
+            }
+            let mut topology: Topology = read(&path)?;
+            topology.name = path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            topology
+                .check()
+                .with_context(|| path.display().to_string())?;
+            by_name.insert(topology.name.clone(), topology);
+        }
+        Ok(Self { machine, by_name })
+    }
+
+    /// The topology of that name.
+    pub fn get(&self, name: &str) -> Result<&Topology> {
+        self.by_name.get(name).ok_or_else(|| {
+            let names: Vec<_> = self.all().iter().map(|t| t.name.as_str()).collect();
+            Usage(format!(
+                "there is no topology {name:?}; there are: {}",
+                names.join(", ")
+            ))
+            .into()
+        })
+    }
+
+    /// All of them, in the order of tables.
+    pub fn all(&self) -> Vec<&Topology> {
+        let place = |topology: &&Topology| {
+            ORDER
+                .iter()
+                .position(|name| *name == topology.name)
+                .unwrap_or(ORDER.len())
+        };
+        let mut all: Vec<_> = self.by_name.values().collect();
+        all.sort_by_key(place);
+        all
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    toml::from_str(&text).with_context(|| path.display().to_string())
+}
+
+impl Scenario {
+    /// Whether what is expected can come of it.
+    pub fn check(&self) -> Result<()> {
+        if self.peer + self.home > self.pages {
+            bail!("scenario {}: more pages expected than there are", self.name);
+        }
+        if (self.peer == 0) != (self.kind == "host") {
+            bail!(
+                "scenario {}: kind and peer contradict each other",
+                self.name
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Topology {
+    fn check(&self) -> Result<()> {
+        self.scenarios.iter().try_for_each(Scenario::check)?;
+        // What selftests expect is seen from the first NIC.
+        let peers = &self.requests.peers;
+        for (number, path) in self.expect.split(',').enumerate() {
+            let is_peer = matches!(path, "bus_addr" | "host_bridge");
+            if is_peer != peers.contains(&number) && (is_peer || self.nics.len() == 1) {
+                bail!("expect says {path:?} of GPU {number}, and requests has peers = {peers:?}");
+            }
+        }
+        match peers.iter().find(|number| **number >= self.gpus.len()) {
+            Some(number) => bail!("requests may reach GPU {number}, which is not there"),
+            None => Ok(()),
+        }
+    }
+
+    /// CPU and devices, as QEMU's arguments.
+    fn qemu(&self, kind: Kind, models: &Models<'_>) -> Vec<String> {
+        let mut args: Vec<String> = Vec::new();
+        let mut add = |option: &str, value: String| {
+            args.push(option.to_owned());
+            args.push(value);
+        };
+        add("-cpu", self.cpu.clone());
+        for device in &self.devices {
+            // A device of another process learns of mappings only if the guest's driver
+            // tells the IOMMU of each of them, which it does in this mode.
+            let is_iommu = device.split(',').next() == Some("intel-iommu");
+            let more = match kind {
+                Kind::Parallel if is_iommu => ",caching-mode=on",
+                _ => "",
+            };
+            add("-device", format!("{device}{more}"));
+        }
+        for (n, gpu) in self.gpus.iter().enumerate() {
+            if models.pascal.is_some() {
+                add("-device", vfio_user(&gpu.bus, &pascal(n)));
+                continue;
+            }
+            let size = &gpu.vram;
+            let file = vram(n);
+            add(
+                "-object",
+                format!("memory-backend-file,id=vram{n},share=on,mem-path={file},size={size}"),
+            );
+            add(
+                "-device",
+                format!("ivshmem-plain,memdev=vram{n},bus={}", gpu.bus),
+            );
+        }
+        for (n, nic) in self.nics.iter().enumerate() {
+            let device = if models.has_connectx(kind) {
+                vfio_user(&nic.bus, &connectx(n))
+            } else {
+                // All of an address reaches the bus; the driver sets its own mask.
+                format!("edu,bus={},dma_mask=0xffffffffffffffff", nic.bus)
+            };
+            add("-device", device);
+        }
+        args
+    }
+}
+
+/// A device that is a model, on this bus.
+///
+/// QEMU does not wait for writes, as a CPU does not. A read waits for all writes before it,
+/// so it may take longer on a busy host than the 5 s after which QEMU gives the device up.
+fn vfio_user(bus: &str, model: &str) -> String {
+    // Only JSON can say what is inside of a property.
+    json!({
+        "driver": "vfio-user-pci",
+        "bus": bus,
+        "socket": { "type": "unix", "path": format!("{model}.sock") },
+        "x-msg-timeout": 60000,
+    })
+    .to_string()
+}
+
+/// The file that is the VRAM of GPU `n`.
+pub fn vram(n: usize) -> String {
+    format!("vram{n}")
+}
+
+/// Names the files of the model that is NIC `n` of a parallel machine.
+pub fn connectx(n: usize) -> String {
+    format!("connectx{n}")
+}
+
+/// Names the files of the model that is GPU `n` of a parallel machine.
+pub fn pascal(n: usize) -> String {
+    format!("pascal{n}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_topologies_of_this_repository() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let kernels = crate::kernels::Kernels::read(&root).unwrap();
+        let names: Vec<_> = topologies.all().iter().map(|t| t.name.clone()).collect();
+        assert_eq!(names, ORDER);
+        for topology in topologies.all() {
+            kernels.get(&topology.kernel).unwrap();
+            for kind in [Kind::Counting, Kind::Parallel] {
+                let args = topologies
+                    .machine
+                    .qemu(kind, &Models::default(), None, topology);
+                assert!(args.iter().all(|arg| !arg.contains(' ')), "{args:?}");
+            }
+        }
+        let error = topologies.get("swich").unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some());
+    }
+
+    #[test]
+    fn the_two_kinds_of_machines() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let iommu = topologies.get("iommu").unwrap();
+        let with = |kind, models: &Models<'_>| {
+            let args = topologies.machine.qemu(kind, models, None, iommu);
+            format!("{} ", args.join(" "))
+        };
+        let said = |kind| with(kind, &Models::default());
+        let counting = said(Kind::Counting);
+        assert!(counting.contains("-icount ") && !counting.contains("vfio-user"));
+        assert!(counting.contains("-device intel-iommu,intremap=off -device"));
+        let parallel = said(Kind::Parallel);
+        assert!(!parallel.contains("-icount") && !parallel.contains("edu,"));
+        assert!(parallel.contains("-accel tcg,thread=multi "));
+        assert!(parallel.contains("size=2G -machine memory-backend=ram "));
+        // The NIC asks for the IOMMU when it is made.
+        let (before, nic) = parallel.split_once("-device {").unwrap();
+        assert!(before.contains("-device intel-iommu,intremap=off,caching-mode=on "));
+        let nic: serde_json::Value = serde_json::from_str(&format!("{{{nic}")).unwrap();
+        assert_eq!(nic["bus"], "rp1");
+        assert_eq!(nic["socket"]["path"], "connectx0.sock");
+        let models = Models {
+            pascal: Some(&[]),
+            edu: true,
+            ..Models::default()
+        };
+        let pascal = with(Kind::Parallel, &models);
+        assert!(pascal.contains("pascal0.sock") && pascal.contains("-device edu,bus=rp1"));
+        assert!(!pascal.contains("ivshmem") && !pascal.contains("connectx"));
+        let models = Models {
+            edu: false,
+            ..models
+        };
+        let both = with(Kind::Parallel, &models);
+        assert!(both.contains("pascal0.sock") && both.contains("connectx0.sock"));
+        let models = Models::default();
+        let other = topologies
+            .machine
+            .qemu(Kind::Counting, &models, Some("shift=0"), iommu);
+        assert_eq!(other[..2], ["-icount", "shift=0"]);
+    }
+
+    #[test]
+    fn modules_have_what_qemu_and_topology_want() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let (machine, small) = (&topologies.machine, topologies.get("small-bar").unwrap());
+        assert_eq!(machine.parameters("p2ptest_nic", 7, small), "");
+        let recent = machine.parameters("p2ptest_nic", 10, small);
+        assert_eq!(recent, "max_transfer=4096");
+        assert_eq!(machine.parameters("p2ptest_gpu", 10, small), "window=2");
+    }
+
+    #[test]
+    fn expectations_that_contradict_each_other() {
+        let text = |peer: u64, home: u64, kind: &str| {
+            format!(
+                "summary=''\nkernel=''\ncpu=''\ndevices=[]\ngpus=[]\nnics=[]\nexpect=''\n\
+                 requests={{ats=false,relaxed_at_peer=false,peers=[]}}\n\
+                 [[scenario]]\nname='x'\npages=8\nkind='{kind}'\npeer={peer}\nhome={home}\n"
+            )
+        };
+        let check = |text: String| toml::from_str::<Topology>(&text).unwrap().check();
+        assert!(check(text(4, 4, "bus_addr")).is_ok());
+        assert!(check(text(5, 4, "bus_addr")).is_err());
+        assert!(check(text(0, 8, "bus_addr")).is_err());
+        assert!(check(text(8, 0, "host")).is_err());
+    }
+
+    #[test]
+    fn peers_are_those_that_selftests_expect() {
+        let check = |expect: &str, peers: &str, nics: &str| {
+            let gpu = "{bus='',vram=''}";
+            let text = format!(
+                "summary=''\nkernel=''\ncpu=''\ndevices=[]\ngpus=[{gpu},{gpu}]\nnics=[{nics}]\n\
+                 expect='{expect}'\n\
+                 requests={{ats=false,relaxed_at_peer=false,peers=[{peers}]}}\n"
+            );
+            toml::from_str::<Topology>(&text).unwrap().check().is_ok()
+        };
+        let one = "{bus=''}";
+        assert!(check("bus_addr,topology", "0", one));
+        assert!(check("host_bridge,bus_addr", "0,1", one));
+        assert!(check("none", "", one));
+        assert!(!check("bus_addr,topology", "", one));
+        assert!(!check("bus_addr,topology", "0,1", one));
+        assert!(!check("topology,topology", "0", one));
+        assert!(!check("bus_addr,bus_addr,bus_addr", "0,1,2", one));
+        // Another NIC may reach what the first one does not, and not the other way round.
+        let two = format!("{one},{one}");
+        assert!(check("bus_addr,topology", "0,1", &two));
+        assert!(!check("bus_addr,topology", "1", &two));
+    }
+}

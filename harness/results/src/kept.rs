@@ -1,0 +1,309 @@
+//! Results that need not be found again, because nothing that they depend on has
+//! changed: what the base does, and what the kernel's scripts say of the patches.
+//!
+//! Not for what the series does in a machine: `make test` runs that each time, as a
+//! second run may find what a first one did not. And no failure is kept.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+use ktap::Status;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::report::Outcome;
+use host::paths::{Paths, hex};
+
+/// What is said of results that were there.
+pub const SAID: &str = "as before: nothing has changed";
+
+/// Where they are kept; `make clean` removes them.
+pub struct Kept {
+    dir: PathBuf,
+    /// `FORCE=1`: what is there does not count.
+    force: bool,
+}
+
+/// A file of that directory.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    key: String,
+    outcomes: Vec<Outcome>,
+}
+
+impl Kept {
+    /// Those of this repository. `force`: everything is looked for again.
+    pub fn new(paths: &Paths, force: bool) -> Self {
+        let dir = paths.results().join("kept");
+        Self { dir, force }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{}.json", name.replace('/', ".")))
+    }
+
+    fn record(&self, name: &str, key: &str) -> Option<Record> {
+        if self.force {
+            return None;
+        }
+        // One that cannot be read is as good as none.
+        let text = fs::read(self.file(name)).ok()?;
+        let record = serde_json::from_slice::<Record>(&text).ok()?;
+        (record.key == key).then_some(record)
+    }
+
+    /// Whether there are results of that name from the same inputs.
+    pub fn has(&self, name: &str, inputs: Inputs) -> bool {
+        self.record(name, &inputs.key()).is_some()
+    }
+
+    /// The results of that name, and whether they were there already: if they are from
+    /// the same inputs, they are not looked for again.
+    pub fn or_find(
+        &self,
+        name: &str,
+        inputs: Inputs,
+        find: impl FnOnce() -> Result<Vec<Outcome>>,
+    ) -> Result<(Vec<Outcome>, bool)> {
+        let key = inputs.key();
+        if let Some(record) = self.record(name, &key) {
+            return Ok((record.outcomes, true));
+        }
+        let file = self.file(name);
+        let outcomes = find()?;
+        let is_good = |outcome: &Outcome| outcome.status != Status::Failed;
+        if !outcomes.is_empty() && outcomes.iter().all(is_good) {
+            let record = Record { key, outcomes };
+            fs::create_dir_all(&self.dir).with_context(|| self.dir.display().to_string())?;
+            let text = serde_json::to_string_pretty(&record)?;
+            fs::write(&file, text).with_context(|| file.display().to_string())?;
+            return Ok((record.outcomes, false));
+        }
+        Ok((outcomes, false))
+    }
+}
+
+/// What results depend on.
+#[derive(Clone)]
+pub struct Inputs(Sha256);
+
+/// What distributions write when a package changes: Debian's, Fedora's, Alpine's.
+const PACKAGES: [&str; 3] = [
+    "/var/lib/dpkg/status",
+    "/usr/lib/sysimage/rpm/rpmdb.sqlite",
+    "/lib/apk/db/installed",
+];
+
+/// The parts of this tool that boot machines and judge what they say, in harness/.
+const RUNNING: [&str; 9] = [
+    "jobs/src/claims.rs",
+    "jobs/src/nic.rs",
+    "jobs/src/run.rs",
+    "jobs/src/speed.rs",
+    "judge/src",
+    "ktap/src",
+    "machine/src",
+    "plan/src/job.rs",
+    "plan/src/topology.rs",
+];
+
+impl Inputs {
+    /// This program, and the packages of the machine: QEMU, Perl, a guest's files.
+    pub fn new() -> Result<Self> {
+        let mut inputs = Self(Sha256::new());
+        inputs.file(&env::current_exe()?)?;
+        inputs.packages(&PACKAGES.map(Path::new))?;
+        Ok(inputs)
+    }
+
+    /// Of this program only the parts that boot and judge, for results that take hours.
+    pub fn of_running(root: &Path) -> Result<Self> {
+        let mut inputs = Self(Sha256::new());
+        for part in RUNNING {
+            inputs.any(&root.join("harness").join(part))?;
+        }
+        Ok(inputs)
+    }
+
+    fn packages(&mut self, lists: &[&Path]) -> Result<()> {
+        let lists = Vec::from_iter(lists.iter().filter(|list| list.is_file()));
+        for list in &lists {
+            self.file(list)?;
+        }
+        if lists.is_empty() {
+            // Nobody knows what has changed since another moment.
+            self.text(&format!("{:?}", SystemTime::now()));
+        }
+        Ok(())
+    }
+
+    fn any(&mut self, path: &Path) -> Result<()> {
+        match path.is_dir() {
+            true => self.folder(path),
+            false => self.file(path),
+        }
+    }
+
+    /// A text.
+    pub fn text(&mut self, text: &str) {
+        self.0.update(text.len().to_le_bytes());
+        self.0.update(text);
+    }
+
+    /// A file's path and content.
+    pub fn file(&mut self, file: &Path) -> Result<()> {
+        self.text(&file.to_string_lossy());
+        let content = fs::read(file).with_context(|| file.display().to_string())?;
+        self.0.update(content.len().to_le_bytes());
+        self.0.update(content);
+        Ok(())
+    }
+
+    /// All files in a folder.
+    pub fn folder(&mut self, folder: &Path) -> Result<()> {
+        let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+        let mut paths = entries
+            .map(|entry| Ok(entry?.path()))
+            .collect::<Result<Vec<_>>>()?;
+        paths.sort();
+        for path in paths {
+            self.any(&path)?;
+        }
+        Ok(())
+    }
+
+    /// A name for all of it.
+    pub fn key(self) -> String {
+        hex(&self.0.finalize())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept() -> (tempfile::TempDir, Kept) {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept {
+            dir: dir.path().join("kept"),
+            force: false,
+        };
+        (dir, kept)
+    }
+
+    fn inputs(text: &str) -> Inputs {
+        let mut inputs = Inputs(Sha256::new());
+        inputs.text(text);
+        inputs
+    }
+
+    fn find(kept: &Kept, text: &str, outcome: &Outcome) -> (Vec<Outcome>, bool) {
+        kept.or_find("a/b", inputs(text), || Ok(vec![outcome.clone()]))
+            .unwrap()
+    }
+
+    #[test]
+    fn the_same_inputs_give_the_same_results() {
+        let (_dir, kept) = kept();
+        let (passed, skipped) = (
+            Outcome::passed("a/b", "x"),
+            Outcome::skipped("a/b", "x", "y"),
+        );
+        assert!(!kept.has("a/b", inputs("one")));
+        assert!(!find(&kept, "one", &skipped).1);
+        assert!(kept.has("a/b", inputs("one")) && !kept.has("a/b", inputs("two")));
+        let (outcomes, was_kept) = find(&kept, "one", &passed);
+        assert!(was_kept);
+        assert_eq!(outcomes[0].status, Status::Skipped);
+        assert_eq!(outcomes[0].reason, "y");
+        let (outcomes, was_kept) = find(&kept, "two", &passed);
+        assert!(!was_kept);
+        assert_eq!(outcomes[0].status, Status::Passed);
+    }
+
+    #[test]
+    fn with_force_everything_is_looked_for_again() {
+        let (_dir, mut kept) = kept();
+        find(&kept, "one", &Outcome::skipped("a/b", "x", "y"));
+        kept.force = true;
+        assert!(!kept.has("a/b", inputs("one")));
+        let (outcomes, was_kept) = find(&kept, "one", &Outcome::passed("a/b", "x"));
+        assert!(!was_kept && outcomes[0].status == Status::Passed);
+        // It is there for those who come later.
+        kept.force = false;
+        let (outcomes, was_kept) = find(&kept, "one", &Outcome::skipped("a/b", "x", "y"));
+        assert!(was_kept && outcomes[0].status == Status::Passed);
+    }
+
+    #[test]
+    fn packages_count_and_without_a_list_nothing_is_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = dir.path().join("status");
+        let key = || {
+            let mut inputs = Inputs(Sha256::new());
+            inputs.packages(&[&dir.path().join("none"), &list]).unwrap();
+            inputs.key()
+        };
+        assert_ne!(key(), key());
+        fs::write(&list, "qemu 1").unwrap();
+        let first = key();
+        assert_eq!(first, key());
+        fs::write(&list, "qemu 2").unwrap();
+        assert_ne!(first, key());
+    }
+
+    #[test]
+    fn this_program_counts() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        // Each part is where it is said to be.
+        let running = || Inputs::of_running(&root).unwrap().key();
+        assert_eq!(running(), running());
+        assert_ne!(running(), Inputs(Sha256::new()).key());
+        let mut packages = Inputs(Sha256::new());
+        packages.packages(&PACKAGES.map(Path::new)).unwrap();
+        assert_ne!(Inputs::new().unwrap().key(), packages.key());
+    }
+
+    #[test]
+    fn failures_are_looked_for_again() {
+        let (_dir, kept) = kept();
+        find(&kept, "one", &Outcome::failed("a/b", "x", "broken"));
+        let (outcomes, was_kept) = find(&kept, "one", &Outcome::passed("a/b", "x"));
+        assert!(!was_kept);
+        assert_eq!(outcomes[0].status, Status::Passed);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_none() {
+        let (_dir, kept) = kept();
+        find(&kept, "one", &Outcome::passed("a/b", "x"));
+        fs::write(kept.dir.join("a.b.json"), "{").unwrap();
+        assert!(!find(&kept, "one", &Outcome::passed("a/b", "x")).1);
+    }
+
+    #[test]
+    fn names_and_contents_of_files_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = || {
+            let mut inputs = Inputs(Sha256::new());
+            inputs.folder(dir.path()).unwrap();
+            inputs.key()
+        };
+        fs::create_dir(dir.path().join("folder")).unwrap();
+        fs::write(dir.path().join("folder/a"), "1").unwrap();
+        let first = key();
+        assert_eq!(first, key());
+        fs::write(dir.path().join("folder/a"), "2").unwrap();
+        assert_ne!(first, key());
+        fs::rename(dir.path().join("folder/a"), dir.path().join("folder/b")).unwrap();
+        fs::write(dir.path().join("folder/b"), "1").unwrap();
+        assert_ne!(first, key());
+        assert!(
+            Inputs(Sha256::new())
+                .file(&dir.path().join("none"))
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! What packages of the distribution do not give, or not where it is needed:
+//! bindgen, virtme-ng, the base kernel's source, a recent QEMU, and rdma-core's own
+//! tests. All of it goes to the cache, once.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Error, Result, anyhow};
+
+use host::paths::Paths;
+use host::proc::capture;
+use host::ui::Ui;
+
+mod apt;
+pub mod packages;
+pub mod qemu;
+pub mod rdma_core;
+pub mod source;
+
+const BINDGEN: &str = "0.72.1";
+const VIRTME_NG: &str = "1.42";
+
+/// Programs that [`tools`] has made sure of.
+pub struct Tools {
+    /// bindgen
+    pub bindgen: PathBuf,
+    /// The directory with vng and what it calls.
+    pub vng_dir: PathBuf,
+}
+
+/// Installs bindgen and virtme-ng unless they are there.
+pub fn tools(paths: &Paths, ui: &Ui) -> Result<Tools> {
+    packages::ensure(paths)?;
+    Ok(Tools {
+        bindgen: bindgen(paths, ui)?,
+        vng_dir: virtme_ng(paths, ui)?,
+    })
+}
+
+/// Where they are, or will be.
+pub fn places(paths: &Paths) -> Tools {
+    Tools {
+        bindgen: bindgen_home(paths).join("bin/bindgen"),
+        vng_dir: virtme_ng_home(paths).join("bin"),
+    }
+}
+
+fn bindgen_home(paths: &Paths) -> PathBuf {
+    paths.cache.join("tools").join(format!("bindgen-{BINDGEN}"))
+}
+
+fn virtme_ng_home(paths: &Paths) -> PathBuf {
+    let name = format!("virtme-ng-{VIRTME_NG}");
+    paths.cache.join("tools").join(name)
+}
+
+fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
+    let home = bindgen_home(paths);
+    let program = places(paths).bindgen;
+    if program.is_file() {
+        return Ok(program);
+    }
+    let step = ui.step(format!("setup: bindgen {BINDGEN}"));
+    let partial = fresh(&home.with_file_name("bindgen-partial"))?;
+    let target = paths.build().join("bindgen");
+    // It runs for seconds, and to compile all of it with optimization takes minutes. These
+    // two have most of the run time: 67 s of CPU instead of 163, for 6 s more per kernel.
+    let optimized = ["bindgen", "regex-automata"]
+        .map(|package| format!("profile.release.package.{package}.opt-level=1"));
+    let installed = capture(
+        Command::new("/usr/bin/cargo")
+            .args(["install", "--quiet", "--locked", "bindgen-cli", "--version"])
+            .arg(BINDGEN)
+            .arg("--root")
+            .arg(&partial)
+            .args(["--no-default-features", "--features", "runtime"])
+            .args(optimized.iter().flat_map(|setting| ["--config", setting]))
+            .env("CARGO_TARGET_DIR", &target)
+            .env("CARGO_HOME", paths.cache.join("cargo"))
+            .env("RUSTC", "/usr/bin/rustc")
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"),
+    );
+    installed.map_err(|error| failed(&format!("bindgen {BINDGEN}"), &error, NETWORK))?;
+    put_in_place(&partial, &home)?;
+    fs::remove_dir_all(&target)?;
+    step.done("installed");
+    Ok(program)
+}
+
+fn virtme_ng(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
+    let home = virtme_ng_home(paths);
+    let bin = places(paths).vng_dir;
+    // A virtual environment cannot be moved, so a mark says that it is whole.
+    let whole = home.join("whole");
+    if whole.is_file() && bin.join("vng").is_file() {
+        return Ok(bin);
+    }
+    let step = ui.step(format!("setup: virtme-ng {VIRTME_NG}"));
+    fresh(&home)?;
+    capture(
+        Command::new("/usr/bin/python3")
+            .args(["-m", "venv"])
+            .arg(&home),
+    )
+    .context("a Python environment could not be made: is python3-venv installed?")?;
+    capture(
+        Command::new(bin.join("pip"))
+            .args(["install", "--quiet", "--disable-pip-version-check"])
+            .arg(format!("virtme-ng=={VIRTME_NG}"))
+            .env("PIP_CACHE_DIR", paths.cache.join("pip"))
+            .env("TMPDIR", paths.build()),
+    )
+    .map_err(|error| failed(&format!("virtme-ng {VIRTME_NG}"), &error, NETWORK))?;
+    fs::write(&whole, "")?;
+    step.done("installed");
+    Ok(bin)
+}
+
+const NETWORK: &str = "It comes from the network, once: is it there?";
+
+/// An error with the next step at the end, where people look.
+fn failed(what: &str, error: &Error, hint: &str) -> Error {
+    anyhow!("{what} could not be had: {error:#}\n{hint}")
+}
+
+/// The directory, empty.
+fn fresh(dir: &Path) -> Result<PathBuf> {
+    if dir.exists() {
+        fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    Ok(dir.to_owned())
+}
+
+/// Gives a finished directory its name; another run may have been faster.
+fn put_in_place(partial: &Path, home: &Path) -> Result<()> {
+    if home.exists() {
+        fs::remove_dir_all(home)?;
+    }
+    fs::rename(partial, home).with_context(|| home.display().to_string())
+}
+
+/// Debian's own programs, which come before a rustup's.
+const DEBIANS: [&str; 5] = [
+    "/usr/lib/llvm-19/bin",
+    "/usr/bin",
+    "/bin",
+    "/usr/sbin",
+    "/sbin",
+];
+
+/// The `PATH` that programs get.
+pub fn search_path(tools: &Tools) -> Result<OsString> {
+    let mut dirs = search_dirs();
+    // What vng brings is not to come before Debian's own.
+    dirs.insert(DEBIANS.len(), tools.vng_dir.clone());
+    Ok(env::join_paths(dirs)?)
+}
+
+/// Where the user's programs are looked for.
+pub fn search_dirs() -> Vec<PathBuf> {
+    let old = env::var_os("PATH").unwrap_or_default();
+    let debians = DEBIANS.iter().map(PathBuf::from);
+    debians.chain(env::split_paths(&old)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_network_it_says_what_why_and_the_next_step() {
+        let mut pip = Command::new("sh");
+        pip.args([
+            "-c",
+            "echo 'Temporary failure in name resolution' >&2; false",
+        ]);
+        let error = capture(&mut pip).context("pip").unwrap_err();
+        for (hint, next_step) in [(NETWORK, "the network"), (source::EXPERIMENTAL, "KDIR=")] {
+            let said = format!("{:#}", failed("virtme-ng 1.42", &error, hint));
+            let (why, last) = said.rsplit_once('\n').unwrap();
+            assert!(why.starts_with("virtme-ng 1.42 could not be had: pip: "));
+            assert!(why.ends_with("Temporary failure in name resolution"));
+            assert!(last.contains(next_step), "{said}");
+        }
+    }
+}
