@@ -86,7 +86,7 @@ struct Users {
 #[pin_data]
 struct Seat<C> {
     chunk: C,
-    /// What users were told, to be read without a lock.
+    /// The position that users see. It is read without a lock.
     position: Atomic<u64>,
     #[pin]
     users: SpinLock<Users>,
@@ -285,8 +285,8 @@ pub struct Usage {
 /// in both directions:
 ///
 /// - A chunk with a window keeps it while anyone is there, whether he came first or last.
-/// - A chunk that got none remains without, even if there would be room for one later. Someone who
-///   was told that there is no window would otherwise see it come.
+/// - A chunk that got none remains without, even if there is room for one later. Otherwise a window
+///   would appear for a user that has already seen that there is none.
 ///
 /// When this is dropped, the window is unmapped, which may sleep. There must be no users left.
 pub struct Window<H: Hardware> {
@@ -376,7 +376,7 @@ impl<H: Hardware> Window<H> {
         users.nr = left;
         if left == 0 {
             users.idle_since = CLOCK.fetch_add(1, Relaxed);
-            // Still under the lock, so that this is not what the next first user is told.
+            // Still under the lock, so that the next first user does not see this.
             self.seat.position.store(NOWHERE, Release);
         }
         true

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Interval notifiers: being told before the CPU page tables of a process change.
+//! Interval notifiers: callbacks before the CPU page tables of a process change.
 //!
 //! A device that uses the memory of a process without pinning it must stop using a page before the
 //! kernel moves, unmaps or write-protects it. [`IntervalNotifier`] subscribes to such events for a

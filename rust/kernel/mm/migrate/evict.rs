@@ -74,9 +74,9 @@ impl<T: Ops> PageMap<'_, T> {
     /// Moves pages to host memory, whatever process they belong to.
     ///
     /// As large folios move as a whole, `range` is extended to multiples of [`PMD_PAGES`]. Returns
-    /// the number of pages that moved. Pages that are just being used otherwise are left out, and a
-    /// large folio that no large one in host memory can be had for is only split: the next call
-    /// moves its pages. To have all pages gone is only possible by dropping the pagemap.
+    /// the number of pages that moved. Pages that somebody else is using right now are left out. If
+    /// host memory has no large folio for a large folio, that one is only split, and the next call
+    /// moves its pages. Only dropping the pagemap ensures that all pages are gone.
     ///
     /// May be called while pages are being moved to the pagemap, but not within
     /// [`Migration::copy`](super::Migration::copy) or [`Ops::copy_to_host`].
@@ -86,8 +86,8 @@ impl<T: Ops> PageMap<'_, T> {
 
     /// Moves all pages to host memory, and waits for those that others are using.
     ///
-    /// Calls `stuck` with the number of pages that are left, each time that this took
-    /// [`STUCK_AFTER`] attempts in vain, at least as many milliseconds.
+    /// Calls `stuck` with the number of pages that are left, after each [`STUCK_AFTER`] attempts,
+    /// which take at least as many milliseconds.
     pub(in crate::mm) fn evict_all(&self, mut stuck: impl FnMut(usize)) {
         for attempt in 1u64.. {
             self.evict_steps(0..self.nr_pages(), true);
@@ -170,7 +170,7 @@ impl<T: Ops> PageMap<'_, T> {
             bindings::migrate_device_finalize(arrays.src.as_mut_ptr(), arrays.dst.as_mut_ptr(), nr)
         };
 
-        // There was no huge page to be had. The next attempt finds single pages.
+        // Host memory had no huge page. The next attempt finds single pages.
         if let Some(page) = too_large {
             // SAFETY: The page is of this pagemap, and we just saw a large folio there.
             unsafe { split_device_folio(page.as_ptr()) };

@@ -3,8 +3,9 @@
 //! KUnit tests of pages of a process that are in device private memory: how they move home, and the
 //! order in which such memory goes away.
 //!
-//! `Documentation/mm/hmm.rst` demands that order: clients are told, pages are moved home and freed,
-//! the pagemap goes, and only then what the driver keeps for it, such as the ranges of its BAR.
+//! `Documentation/mm/hmm.rst` demands that order: clients are notified, pages come home and are
+//! freed, the pagemap goes, and only then what the driver keeps for it, such as the ranges of its
+//! BAR.
 
 use super::*;
 use crate::{
