@@ -495,33 +495,91 @@ int p2p_nic_query(const struct p2p_nic *nic, __u32 handle, const void *addr,
 	return dev_ioctl(nic->fd, P2PTEST_NIC_QUERY, &arg);
 }
 
+/* Count, and refuse what cannot be */
+static int view_pages(const struct p2ptest_nic_page *pages, size_t n,
+		      struct p2p_view *view)
+{
+	size_t i;
+
+	memset(view, 0, sizeof(*view));
+	for (i = 0; i < n; i++) {
+		if (pages[i].kind > P2PTEST_PAGE_HOST_BRIDGE ||
+		    pages[i].reason >= P2PTEST_REASON_MAX ||
+		    pages[i].writable > 1 || pages[i].pad)
+			return -EBADMSG;
+		view->kind[pages[i].kind]++;
+		view->reason[pages[i].reason]++;
+		view->writable += pages[i].writable;
+		view->peer += p2p_kind_is_peer(pages[i].kind);
+	}
+	return 0;
+}
+
 int p2p_nic_view(const struct p2p_nic *nic, __u32 handle, const void *addr,
 		 size_t len, struct p2p_view *view)
 {
 	uintptr_t first = (uintptr_t)addr & ~(P2P_PAGE - 1);
 	size_t n = ((uintptr_t)addr + len - first + P2P_PAGE - 1) / P2P_PAGE;
 	struct p2ptest_nic_page *pages = malloc(n * sizeof(*pages));
-	size_t i;
 	int ret;
 
 	if (!pages)
 		return -ENOMEM;
 	/* So that entries the driver forgets are not taken for answers */
 	memset(pages, 0xff, n * sizeof(*pages));
-	memset(view, 0, sizeof(*view));
 	ret = p2p_nic_query(nic, handle, addr, len, pages);
-	for (i = 0; !ret && i < n; i++) {
-		if (pages[i].kind > P2PTEST_PAGE_HOST_BRIDGE ||
-		    pages[i].reason >= P2PTEST_REASON_MAX ||
-		    pages[i].writable > 1 || pages[i].pad) {
-			ret = -EBADMSG;
-			break;
-		}
-		view->kind[pages[i].kind]++;
-		view->reason[pages[i].reason]++;
-		view->writable += pages[i].writable;
-		view->peer += p2p_kind_is_peer(pages[i].kind);
-	}
+	if (!ret)
+		ret = view_pages(pages, n, view);
+	free(pages);
+	return ret;
+}
+
+/* The NIC as a card without page faults */
+
+int p2p_nic_pin(const struct p2p_nic *nic, const void *addr, size_t len,
+		__u32 flags, __u32 *handle)
+{
+	struct p2ptest_nic_pin arg = {
+		.addr = (uintptr_t)addr,
+		.len = len,
+		.flags = flags,
+	};
+	int ret = dev_ioctl(nic->fd, P2PTEST_NIC_PIN, &arg);
+
+	*handle = arg.handle;
+	return ret;
+}
+
+int p2p_nic_unpin(const struct p2p_nic *nic, __u32 handle)
+{
+	struct p2ptest_nic_unpin arg = { .handle = handle };
+
+	return dev_ioctl(nic->fd, P2PTEST_NIC_UNPIN, &arg);
+}
+
+int p2p_nic_copy(const struct p2p_nic *nic, struct p2ptest_nic_copy *copy)
+{
+	return dev_ioctl(nic->fd, P2PTEST_NIC_COPY, copy);
+}
+
+int p2p_nic_pinned(const struct p2p_nic *nic, __u32 handle,
+		   struct p2ptest_nic_pinned *pinned, struct p2p_view *view)
+{
+	struct p2ptest_nic_page *pages;
+	int ret;
+
+	*pinned = (struct p2ptest_nic_pinned){ .handle = handle };
+	ret = dev_ioctl(nic->fd, P2PTEST_NIC_PINNED, pinned);
+	if (ret || !view)
+		return ret;
+	pages = malloc(pinned->nr * sizeof(*pages));
+	if (!pages)
+		return -ENOMEM;
+	memset(pages, 0xff, pinned->nr * sizeof(*pages));
+	pinned->pages = (uintptr_t)pages;
+	ret = dev_ioctl(nic->fd, P2PTEST_NIC_PINNED, pinned);
+	if (!ret)
+		ret = view_pages(pages, pinned->nr, view);
 	free(pages);
 	return ret;
 }

@@ -161,6 +161,15 @@ struct p2p_view {
 int p2p_nic_view(const struct p2p_nic *nic, __u32 handle, const void *addr,
 		 size_t len, struct p2p_view *view);
 
+/* The NIC as a card without page faults, see struct p2ptest_nic_pin */
+int p2p_nic_pin(const struct p2p_nic *nic, const void *addr, size_t len,
+		__u32 flags, __u32 *handle);
+int p2p_nic_unpin(const struct p2p_nic *nic, __u32 handle);
+int p2p_nic_copy(const struct p2p_nic *nic, struct p2ptest_nic_copy *copy);
+/* What the card knows; @view, if not NULL, of all pages */
+int p2p_nic_pinned(const struct p2p_nic *nic, __u32 handle,
+		   struct p2ptest_nic_pinned *pinned, struct p2p_view *view);
+
 /* What the kernel offers to administrators: counters, policy, tracepoint */
 
 /* Names by P2PTEST_REASON_*, as the counters and the tracepoint have them */

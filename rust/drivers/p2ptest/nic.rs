@@ -1,50 +1,54 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The NIC, as long as its device is bound, and the list of its regions.
+//! The NIC, as long as its device is bound, and the lists of what is registered with it.
 
 use kernel::{
     device::Bound,
     mm::{
         notifier::IntervalNotifier,
-        MmWithUser, //
+        Mm, //
     },
     new_mutex,
     pci,
     prelude::*,
-    rbtree::RBTree,
     sync::{
         atomic::{
             Atomic,
             Relaxed, //
         },
-        Arc,
         Mutex, //
     }, //
 };
 
 pub(crate) mod edu;
 pub(crate) mod file;
+pub(crate) mod handles;
+pub(crate) mod pinned;
 pub(crate) mod region;
 pub(crate) mod transfer;
 
 use edu::Engine;
+use handles::{
+    Handles,
+    InMm, //
+};
+use pinned::Pinned;
 use region::Region;
 
-/// Names a region: the file that it was registered with, and the handle given to user space.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct RegionKey {
-    pub(crate) file: u64,
-    pub(crate) handle: u32,
+impl InMm for IntervalNotifier<Region<'_>> {
+    fn mm(&self) -> &Mm {
+        IntervalNotifier::mm(self)
+    }
 }
-
-type Regions<'bound> = RBTree<RegionKey, Arc<IntervalNotifier<Region<'bound>>>>;
 
 /// What a device has as long as it is bound.
 #[pin_data]
 pub(crate) struct Nic<'bound> {
-    // Before the engine, so that regions are unmapped while the registers are still there.
+    // Before the engine, so that these are unmapped while the registers are still there.
     #[pin]
-    regions: Mutex<Regions<'bound>>,
+    regions: Handles<IntervalNotifier<Region<'bound>>>,
+    #[pin]
+    pinned: Handles<Pinned<'bound>>,
     #[pin]
     engine: Mutex<Engine<'bound>>,
     pdev: &'bound pci::Device<Bound>,
@@ -60,7 +64,8 @@ impl<'bound> Nic<'bound> {
             let engine = Engine::new(pdev, max_transfer)?;
 
             Ok(try_pin_init!(Self {
-                regions <- new_mutex!(RBTree::new(), "p2ptest_nic::regions"),
+                regions <- Handles::new(),
+                pinned <- Handles::new(),
                 engine <- new_mutex!(engine, "p2ptest_nic::engine"),
                 pdev,
                 last_id: Atomic::new(0),
@@ -73,57 +78,9 @@ impl<'bound> Nic<'bound> {
         self.last_id.fetch_add(1, Relaxed) + 1
     }
 
-    /// Gives a region a handle.
-    fn add_region(
-        &self,
-        file: u64,
-        region: Arc<IntervalNotifier<Region<'bound>>>,
-    ) -> Result<RegionKey> {
-        let mut regions = self.regions.lock();
-
-        // Handles wrap around, so the next one may be in use.
-        loop {
-            let key = RegionKey {
-                file,
-                // CAST: Truncates.
-                handle: self.new_id() as u32,
-            };
-            if regions.get(&key).is_none() {
-                regions.try_create_and_insert(key, region, GFP_KERNEL)?;
-                return Ok(key);
-            }
-        }
-    }
-
-    /// Returns a region, if it is one of `mm`.
-    fn region(
-        &self,
-        key: RegionKey,
-        mm: &MmWithUser,
-    ) -> Result<Arc<IntervalNotifier<Region<'bound>>>> {
-        let region = self.regions.lock().get(&key).cloned().ok_or(ENOENT)?;
-        if region.mm().as_raw() != mm.as_raw() {
-            return Err(EPERM);
-        }
-        Ok(region)
-    }
-
-    /// Ends a region, when the transfers that use it are over.
-    fn end_region(&self, key: RegionKey) {
-        let node = self.regions.lock().remove_node(&key);
-        // Removes the notifier, which may sleep for long. So not under the lock.
-        drop(node);
-    }
-
-    /// Ends all regions of a file.
+    /// Ends all that belongs to a file.
     fn end_file(&self, file: u64) {
-        loop {
-            let first = RegionKey { file, handle: 0 };
-            let key = match self.regions.lock().cursor_lower_bound(&first) {
-                Some(cursor) if cursor.current().0.file == file => *cursor.current().0,
-                _ => return,
-            };
-            self.end_region(key);
-        }
+        self.regions.end_file(file);
+        self.pinned.end_file(file);
     }
 }

@@ -16,6 +16,7 @@
 //! - [`nic::edu`]: the device, its registers and its DMA engine.
 //! - [`nic::region`]: memory regions, their page tables, faults and invalidations.
 //! - [`nic::transfer`]: reading and writing a region.
+//! - [`nic::pinned`]: registered buffers, which the NIC copies as a card without page faults does.
 //! - [`nic::file`]: `/dev/p2ptest_nic<N>` and its calls, which
 //!   [`include/uapi/linux/p2ptest.h`](srctree/include/uapi/linux/p2ptest.h) defines.
 //!
@@ -36,7 +37,9 @@
 //!   are mapped and while the device uses them, so an invalidation, which takes it, waits for the
 //!   DMA in flight. As invalidations happen in memory reclaim, nobody who holds it may reclaim.
 //!
-//! The mutex of the list of regions is not held together with these two.
+//! - Or that of a registered buffer, which is the same for [`kernel::mm::hmm::registration`].
+//!
+//! The mutexes of the lists of both are not held together with these.
 
 use kernel::{
     device::Core,

@@ -24,7 +24,8 @@
 //! other cases the page is migrated to host memory.
 //!
 //! Start at [`IntervalNotifier::fault`], and see [`dma`] for turning the result into addresses that
-//! a device can use. [`DmaMap`](dma::DmaMap) has an example of all steps.
+//! a device can use. [`DmaMap`](dma::DmaMap) has an example of all steps. The driver of a device
+//! that has no page faults starts at [`registration`].
 //!
 //! C headers: [`include/linux/hmm.h`](srctree/include/linux/hmm.h),
 //! [`include/linux/hmm-dma.h`](srctree/include/linux/hmm-dma.h)
@@ -75,6 +76,7 @@ use crate::mm::pagemap::{
 };
 
 pub mod dma;
+pub mod registration;
 
 /// Returns a flag of `enum hmm_pfn_flags` as it is in a PFN.
 #[allow(clippy::unnecessary_cast)]
@@ -708,11 +710,16 @@ mod tests {
         // SAFETY: Called by the thread of a test, which has no address space of its own.
         to_result(unsafe { bindings::kunit_attach_mm() })?;
 
+        map_at(0, prot)
+    }
+
+    /// Maps `PAGES` pages more at `addr`, or where there is room if that is 0.
+    fn map_at(addr: usize, prot: usize) -> Result<Range<usize>> {
         // SAFETY: The thread has an address space, and no file is mapped.
         let addr = unsafe {
             bindings::vm_mmap(
                 ptr::null_mut(),
-                0,
+                addr,
                 PAGES * PAGE_SIZE,
                 prot,
                 MAP_PRIVATE_ANONYMOUS,
@@ -723,6 +730,14 @@ mod tests {
             return Err(ENOMEM);
         }
         Ok(addr..addr + PAGES * PAGE_SIZE)
+    }
+
+    /// Maps other memory where some was unmapped. Nothing else is there, so the hint is enough.
+    pub(super) fn remap(range: Range<usize>) -> Result {
+        if map_at(range.start, PROT_READ_WRITE)? != range {
+            return Err(EINVAL);
+        }
+        Ok(())
     }
 
     pub(super) fn unmap(range: Range<usize>) -> Result {

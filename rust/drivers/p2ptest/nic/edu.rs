@@ -10,7 +10,10 @@
 
 use kernel::{
     device::Bound,
-    dma::Coherent,
+    dma::{
+        Coherent,
+        DmaAddress, //
+    },
     io::{
         io_project,
         poll::read_poll_timeout,
@@ -168,6 +171,16 @@ impl<'bound> Engine<'bound> {
             return Err(EPERM);
         }
         self.transfer(regs::BUFFER, to.addr() + offset as u64, len, true)
+    }
+
+    /// Copies `len` bytes from an address that the device was told to its buffer.
+    pub(crate) fn fetch(&mut self, from: DmaAddress, len: usize) -> Result {
+        self.transfer(from, regs::BUFFER, len, false)
+    }
+
+    /// Copies `len` bytes from the device's buffer to an address that it was told.
+    pub(crate) fn store(&mut self, to: DmaAddress, len: usize) -> Result {
+        self.transfer(regs::BUFFER, to, len, true)
     }
 
     fn transfer(&mut self, src: u64, dst: u64, len: usize, to_memory: bool) -> Result {

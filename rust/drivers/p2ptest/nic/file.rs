@@ -3,6 +3,11 @@
 //! The file `/dev/p2ptest_nic<N>` and its calls.
 
 use super::{
+    handles::Key,
+    pinned::{
+        Copy,
+        Pinned, //
+    },
     region::{
         Permissions,
         Region, //
@@ -11,14 +16,14 @@ use super::{
         Direction,
         Transfer, //
     },
-    Nic,
-    RegionKey, //
+    Nic, //
 };
 use crate::files::{
     bytes,
     go_on, //
 };
 
+use core::ops::Range;
 use kernel::{
     current,
     fs::File,
@@ -31,6 +36,7 @@ use kernel::{
         MiscDevice,
         MiscDeviceRegistration, //
     },
+    mm::hmm::registration::Options,
     page::PAGE_SIZE,
     prelude::*,
     sync::{
@@ -62,11 +68,22 @@ argument!(Dereg, p2ptest_nic_dereg);
 argument!(Xfer, p2ptest_nic_xfer);
 argument!(Query, p2ptest_nic_query);
 argument!(Page, p2ptest_nic_page);
+argument!(PinArg, p2ptest_nic_pin);
+argument!(UnpinArg, p2ptest_nic_unpin);
+argument!(CopyArg, p2ptest_nic_copy);
+argument!(PinnedArg, p2ptest_nic_pinned);
 
 const REG: u32 = _IOWR::<Reg>(uapi::P2PTEST_NIC_IOC_MAGIC, 0);
 const DEREG: u32 = _IOW::<Dereg>(uapi::P2PTEST_NIC_IOC_MAGIC, 1);
 const XFER: u32 = _IOWR::<Xfer>(uapi::P2PTEST_NIC_IOC_MAGIC, 2);
 const QUERY: u32 = _IOW::<Query>(uapi::P2PTEST_NIC_IOC_MAGIC, 3);
+const PIN: u32 = _IOWR::<PinArg>(uapi::P2PTEST_NIC_IOC_MAGIC, 4);
+const UNPIN: u32 = _IOW::<UnpinArg>(uapi::P2PTEST_NIC_IOC_MAGIC, 5);
+const COPY: u32 = _IOWR::<CopyArg>(uapi::P2PTEST_NIC_IOC_MAGIC, 6);
+const PINNED: u32 = _IOWR::<PinnedArg>(uapi::P2PTEST_NIC_IOC_MAGIC, 7);
+
+/// How many pages are described at a time.
+const BATCH: usize = PAGE_SIZE / size_of::<uapi::p2ptest_nic_page>();
 
 /// An open file.
 pub(crate) struct NicFile {
@@ -93,6 +110,10 @@ impl MiscDevice for NicFile {
             DEREG => Self::dereg,
             XFER => Self::xfer,
             QUERY => Self::query,
+            PIN => Self::pin,
+            UNPIN => Self::unpin,
+            COPY => Self::copy,
+            PINNED => Self::pinned,
             _ => return Err(ENOTTY),
         };
         file.gate
@@ -132,9 +153,9 @@ impl NicFile {
             permissions,
         )?;
 
-        let key = nic.add_region(self.id, region)?;
+        let key = nic.regions.add(self.id, || nic.new_id(), region)?;
         reg.0.handle = key.handle;
-        writer.write(&reg).inspect_err(|_| nic.end_region(key))
+        writer.write(&reg).inspect_err(|_| nic.regions.end(key))
     }
 
     fn dereg(&self, nic: &Nic<'_>, arg: UserSlice) -> Result {
@@ -145,8 +166,8 @@ impl NicFile {
 
         let task = current!();
         let key = self.key(dereg.0.handle);
-        nic.region(key, task.mm().ok_or(EPERM)?)?;
-        nic.end_region(key);
+        nic.regions.get(key, task.mm().ok_or(EPERM)?)?;
+        nic.regions.end(key);
         Ok(())
     }
 
@@ -165,7 +186,7 @@ impl NicFile {
 
         let task = current!();
         let mm = task.mm().ok_or(EPERM)?;
-        let region = nic.region(self.key(xfer.0.handle), mm)?;
+        let region = nic.regions.get(self.key(xfer.0.handle), mm)?;
         let addrs = bytes(xfer.0.addr, xfer.0.len)?;
         if addrs.start < region.addrs().start || addrs.end > region.addrs().end {
             return Err(EINVAL);
@@ -193,44 +214,158 @@ impl NicFile {
         }
 
         let task = current!();
-        let region = nic.region(self.key(query.0.handle), task.mm().ok_or(EPERM)?)?;
+        let region = nic
+            .regions
+            .get(self.key(query.0.handle), task.mm().ok_or(EPERM)?)?;
         let addrs = bytes(query.0.addr, query.0.len)?;
         let pages = region.range();
         if addrs.start < pages.start || addrs.end > pages.end {
             return Err(EINVAL);
         }
 
-        // The lock must not be held while user memory is accessed, so go through a buffer.
-        const BATCH: usize = PAGE_SIZE / size_of::<uapi::p2ptest_nic_page>();
-        let first = region.index(addrs.start);
-        let end = region.index(addrs.end - 1) + 1;
-        let mut buf = KVec::with_capacity(BATCH.min(end - first), GFP_KERNEL)?;
-        let mut writer = UserSlice::new(
+        let pages = region.index(addrs.start)..region.index(addrs.end - 1) + 1;
+        write_pages(
             UserPtr::from_addr(query.0.pages.try_into()?),
-            (end - first) * size_of::<uapi::p2ptest_nic_page>(),
-        )
-        .writer();
-
-        for first in (first..end).step_by(BATCH) {
-            buf.clear();
-            {
+            pages,
+            |mut part, push| {
                 let table = region.lock();
-                for index in first..end.min(first + BATCH) {
-                    buf.push_within_capacity(Page(table.describe(index)))
-                        .map_err(|_| ENOMEM)?;
-                }
-            }
-            for page in &buf {
-                writer.write(page)?;
-            }
+                part.try_for_each(|page| push(table.describe(page)))
+            },
+        )
+    }
+
+    fn pin(&self, nic: &Nic<'_>, arg: UserSlice) -> Result {
+        const FLAGS: u32 = uapi::P2PTEST_NIC_MR_WRITE
+            | uapi::P2PTEST_NIC_MR_NO_P2P
+            | uapi::P2PTEST_NIC_PIN_RESIDENT;
+        let (mut reader, mut writer) = arg.reader_writer();
+        let mut pin: PinArg = reader.read()?;
+
+        if pin.0.flags & !FLAGS != 0 {
+            return Err(EINVAL);
         }
+        let options = Options {
+            write: pin.0.flags & uapi::P2PTEST_NIC_MR_WRITE != 0,
+            p2p: pin.0.flags & uapi::P2PTEST_NIC_MR_NO_P2P == 0,
+            resident: pin.0.flags & uapi::P2PTEST_NIC_PIN_RESIDENT != 0,
+        };
+
+        let task = current!();
+        let pinned = Pinned::new(
+            nic.pdev.as_ref(),
+            task.mm().ok_or(EPERM)?,
+            pin.0.addr.try_into()?,
+            pin.0.len.try_into()?,
+            options,
+        )?;
+
+        let key = nic.pinned.add(self.id, || nic.new_id(), pinned)?;
+        pin.0.handle = key.handle;
+        writer.write(&pin).inspect_err(|_| nic.pinned.end(key))
+    }
+
+    fn unpin(&self, nic: &Nic<'_>, arg: UserSlice) -> Result {
+        let unpin: UnpinArg = arg.reader().read()?;
+        if unpin.0.pad != 0 {
+            return Err(EINVAL);
+        }
+
+        let task = current!();
+        let key = self.key(unpin.0.handle);
+        nic.pinned.get(key, task.mm().ok_or(EPERM)?)?;
+        nic.pinned.end(key);
         Ok(())
     }
 
-    fn key(&self, handle: u32) -> RegionKey {
-        RegionKey {
+    fn copy(&self, nic: &Nic<'_>, arg: UserSlice) -> Result {
+        let (mut reader, mut writer) = arg.reader_writer();
+        let mut copy: CopyArg = reader.read()?;
+        let from = bytes(copy.0.src_offset, copy.0.len)?;
+        let to = bytes(copy.0.dst_offset, copy.0.len)?;
+
+        let task = current!();
+        let mm = task.mm().ok_or(EPERM)?;
+        let src = nic.pinned.get(self.key(copy.0.src), mm)?;
+        let dst = nic.pinned.get(self.key(copy.0.dst), mm)?;
+        if copy.0.pad != 0 || from.end > src.len() || to.end > dst.len() {
+            return Err(EINVAL);
+        }
+        if !dst.options().write {
+            return Err(EPERM);
+        }
+
+        let go_on = || go_on(&self.gate);
+        let mut run = Copy {
+            nic,
+            mm,
+            go_on: &go_on,
+            src: &src,
+            dst: &dst,
+            done: 0,
+            remapped: 0,
+        };
+        let result = run.run(from.start, to.start, from.end - from.start);
+
+        copy.0.done = run.done as u64;
+        copy.0.remapped = run.remapped;
+        writer.write(&copy)?;
+        result
+    }
+
+    fn pinned(&self, nic: &Nic<'_>, arg: UserSlice) -> Result {
+        let (mut reader, mut writer) = arg.reader_writer();
+        let mut query: PinnedArg = reader.read()?;
+        if query.0.pad != 0 {
+            return Err(EINVAL);
+        }
+
+        let task = current!();
+        let key = self.key(query.0.handle);
+        let pinned = nic.pinned.get(key, task.mm().ok_or(EPERM)?)?;
+        let (stats, runs) = pinned.stats();
+        let room = usize::try_from(query.0.nr)?.min(pinned.pages());
+
+        query.0.nr = pinned.pages() as u64;
+        query.0.runs = runs as u64;
+        query.0.mapped = stats.mapped;
+        query.0.revocations = stats.revocations;
+        query.0.revoked = stats.revoked;
+        writer.write(&query)?;
+
+        let pages = UserPtr::from_addr(query.0.pages.try_into()?);
+        write_pages(pages, 0..room, |part, push| pinned.describe(part, push))
+    }
+
+    fn key(&self, handle: u32) -> Key {
+        Key {
             file: self.id,
             handle,
         }
     }
+}
+
+type Push<'a> = &'a mut dyn FnMut(uapi::p2ptest_nic_page) -> Result;
+
+/// Writes a description of each page of `pages` to `to`. `describe` pushes those of some pages, and
+/// may hold a lock meanwhile.
+fn write_pages(
+    to: UserPtr,
+    pages: Range<usize>,
+    describe: impl Fn(Range<usize>, Push<'_>) -> Result,
+) -> Result {
+    let len = pages.end - pages.start;
+    // The lock must not be held while user memory is accessed, so go through a buffer.
+    let mut buf = KVec::with_capacity(BATCH.min(len), GFP_KERNEL)?;
+    let mut writer = UserSlice::new(to, len * size_of::<uapi::p2ptest_nic_page>()).writer();
+
+    for first in pages.clone().step_by(BATCH) {
+        buf.clear();
+        describe(first..pages.end.min(first + BATCH), &mut |page| {
+            buf.push_within_capacity(Page(page)).map_err(|_| ENOMEM)
+        })?;
+        for page in &buf {
+            writer.write(page)?;
+        }
+    }
+    Ok(())
 }

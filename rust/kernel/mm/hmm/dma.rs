@@ -40,6 +40,7 @@ use crate::{
     },
     dma::DmaAddress,
     error::to_result,
+    io::PhysAddr,
     page::PAGE_SIZE,
     prelude::*, //
 };
@@ -70,6 +71,7 @@ pub enum Route {
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping<'a> {
     addr: DmaAddress,
+    phys: PhysAddr,
     route: Route,
     writable: bool,
     _map: PhantomData<&'a ()>,
@@ -82,6 +84,13 @@ impl Mapping<'_> {
     /// [`Ops::invalidate`](crate::mm::notifier::Ops::invalidate) makes it stop.
     pub fn addr(&self) -> DmaAddress {
         self.addr
+    }
+
+    /// Returns the address of the page as the CPU sees it, which is none for DMA.
+    ///
+    /// The memory of a peer must not be accessed by it.
+    pub fn phys(&self) -> PhysAddr {
+        self.phys
     }
 
     /// Returns how the device reaches the page.
@@ -244,6 +253,8 @@ impl<'bound> DmaMap<'bound> {
 
         Some(Mapping {
             addr,
+            // SAFETY: Computes from the value only, which is a valid PFN as it is mapped.
+            phys: unsafe { bindings::hmm_pfn_to_phys(entry) },
             route: if entry & P2PDMA_BUS != 0 {
                 Route::BusAddr
             } else if entry & P2PDMA != 0 {
@@ -351,7 +362,7 @@ impl Fill<'_, '_> {
 
 #[cfg(CONFIG_RUST_MM_HMM_KUNIT_TEST)]
 #[macros::kunit_tests(rust_mm_hmm_dma)]
-mod tests {
+pub(super) mod tests {
     use super::{
         super::{
             tests::{
@@ -383,7 +394,7 @@ mod tests {
     };
 
     /// Makes a device ready for DMA to all memory.
-    fn enable_dma(device: &Device<Bound>) -> Result {
+    pub(in crate::mm::hmm) fn enable_dma(device: &Device<Bound>) -> Result {
         let dev = device.as_raw();
 
         // SAFETY: The device belongs to the test, and nothing else does DMA with it.

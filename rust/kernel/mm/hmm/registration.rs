@@ -1,0 +1,567 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Registrations: memory of a process for a device that has no page faults.
+//!
+//! Such a device asks for the addresses of a buffer once, keeps them from one transfer to the next,
+//! and has to be told when they are no longer good. With `get_user_pages()` a driver pins host
+//! memory for that. A [`Registration`] pins nothing, and thus serves memory of a GPU as well:
+//!
+//! - [`Registration::map`] resolves every page: to the alias of device private memory that the
+//!   device can reach, or else to host memory. It maps the pages for DMA, and returns the
+//!   [`Table`], which has the addresses, and for each page the reason if it is in host memory
+//!   although it was in a GPU.
+//! - [`Ops::revoke`] is called before any page moves, or changes in another way. When it returns,
+//!   the device has stopped to use these pages. Then they are unmapped, and then they move.
+//! - The next [`Registration::map`] brings revoked pages back, wherever they are by then. If the
+//!   process has other memory there meanwhile, it gets that memory.
+//!
+//! A registration ends with [`Registration::close`] or by being dropped. It survives the memory,
+//! the process and the GPU: they revoke pages, and [`Registration::map`] fails as long as there is
+//! nothing to map.
+//!
+//! # Locks and lifetimes
+//!
+//! A registration is an [`IntervalNotifier`] whose user lock protects the [`Table`]. Everything
+//! that is said of a user lock holds for it: nobody who has it may allocate memory with
+//! `GFP_KERNEL`, access user memory, or wait for someone who does.
+//!
+//! - Addresses are valid while the lock is held, and afterwards until [`Ops::revoke`] returns. The
+//!   notifier calls us with the lock held, before the page tables change and with the sequence
+//!   number stored, so whoever faulted the pages before finds out, and whoever has the lock is done
+//!   first.
+//! - A provider of aliases that goes away evicts its pages first, which revokes them.
+//! - The device is bound as long as anything is mapped: `'bound` outlives the registration, or the
+//!   driver calls [`Registration::close`] before it unbinds.
+//! - The process may exit at any time: the notifier holds the `mm_struct`, not its users, and is
+//!   told of the end.
+//!
+//! Drivers in C have `include/linux/hmm-registration.h`.
+
+use super::{
+    dma::{
+        DmaMap,
+        Mapping, //
+    },
+    Access,
+    P2pResult,
+    Pfn,
+    PfnBuf,
+    Request,
+    Retry,
+    Valid, //
+};
+use crate::{
+    device::{
+        Bound,
+        Device, //
+    },
+    dma::DmaAddress,
+    mm::{
+        notifier::{
+            self,
+            IntervalNotifier,
+            Invalidation, //
+        },
+        Mm,
+        MmWithUser, //
+    },
+    new_mutex,
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    prelude::*,
+    sync::MutexGuard, //
+};
+use core::ops::Range;
+
+#[cfg(CONFIG_64BIT)]
+mod c;
+
+/// How many pages to fault at a time.
+const BATCH: usize = 512;
+
+/// The largest number of pages of a registration.
+const MAX_PAGES: usize = 1 << 24;
+
+/// How often to begin again without progress, because pages move all the time.
+const ROUNDS: usize = 100;
+
+/// What the driver of a device does about its registrations.
+///
+/// # Examples
+///
+/// A device that keeps a list of addresses, and stops to use those that are taken from the list:
+///
+/// ```
+/// use kernel::{
+///     dma::DmaAddress,
+///     mm::hmm::registration::{
+///         Ops,
+///         Part, //
+///     },
+///     prelude::*, //
+/// };
+///
+/// struct Card;
+///
+/// impl Ops for Card {
+///     type State = KVVec<Option<DmaAddress>>;
+///
+///     fn revoke(&self, list: &mut Self::State, part: &Part<'_>) {
+///         list[part.pages()].fill(None);
+///         // Here it waits for the transfers that use one of them.
+///     }
+/// }
+/// ```
+pub trait Ops: Sync {
+    /// What the driver keeps with the table, under the same lock. For example what the device was
+    /// told.
+    type State: Send + Unpin;
+
+    /// Makes the device stop to use some pages.
+    ///
+    /// When this returns, the device must not access them any more, and never again by the
+    /// addresses that it has. They are still mapped meanwhile.
+    ///
+    /// It may be called at any time from the first [`Registration::map`] on, also while the driver
+    /// waits for a transfer, but not while the driver holds the lock. It may sleep until
+    /// DMA is complete. It must not wait for anything else, not for a GPU either: see
+    /// [`notifier::Ops::invalidate`].
+    fn revoke(&self, state: &mut Self::State, part: &Part<'_>);
+}
+
+/// What a device may do with a registration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Write to the memory.
+    pub write: bool,
+    /// Ask for aliases.
+    pub p2p: bool,
+    /// Leave pages where they are: fault nothing in, and refuse what is no alias.
+    pub resident: bool,
+}
+
+/// The pages that are about to be revoked.
+pub struct Part<'a> {
+    pages: Range<usize>,
+    dma: &'a DmaMap<'a>,
+}
+
+impl Part<'_> {
+    /// Returns which pages of the registration they are.
+    pub fn pages(&self) -> Range<usize> {
+        self.pages.clone()
+    }
+
+    /// Returns the mapping of page `index`, if it is one of these and mapped.
+    pub fn get(&self, index: usize) -> Option<Mapping<'_>> {
+        if self.pages.contains(&index) {
+            self.dma.get(index)
+        } else {
+            None
+        }
+    }
+}
+
+/// Pages that are contiguous for the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// The address of the first.
+    pub addr: DmaAddress,
+    /// The first page.
+    pub first: usize,
+    /// How many they are.
+    pub pages: usize,
+}
+
+/// What happened to a registration so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Pages that were mapped.
+    pub mapped: u64,
+    /// Calls of [`Ops::revoke`].
+    pub revocations: u64,
+    /// Pages that were revoked.
+    pub revoked: u64,
+}
+
+/// The addresses of a registration: an entry for each page.
+pub struct Table<'bound, S> {
+    /// [`None`] when the registration is closed.
+    dma: Option<DmaMap<'bound>>,
+    /// A [`P2pResult`] per page: what the last fault of it met that met anything.
+    results: KVVec<u8>,
+    stats: Stats,
+    state: S,
+}
+
+impl<'bound, S> Table<'bound, S> {
+    /// Returns the number of pages.
+    #[expect(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.results.len()
+    }
+
+    /// Returns where the device finds page `index`, or [`None`] if it is not mapped.
+    pub fn get(&self, index: usize) -> Option<Mapping<'_>> {
+        self.dma.as_ref()?.get(index)
+    }
+
+    /// Returns how page `index` fared when a peer's address was asked for.
+    pub fn p2p_result(&self, index: usize) -> P2pResult {
+        self.results
+            .get(index)
+            .map_or(P2pResult::None, |raw| P2pResult::from_raw(*raw))
+    }
+
+    /// Returns what happened so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Returns what the driver keeps here.
+    pub fn state(&self) -> &S {
+        &self.state
+    }
+
+    /// Returns what the driver keeps here, to be changed.
+    pub fn state_mut(&mut self) -> &mut S {
+        &mut self.state
+    }
+
+    /// Iterates over the mapped pages of `pages`, in runs as large as they are contiguous.
+    pub fn runs(&self, pages: Range<usize>) -> impl Iterator<Item = Run> + use<'_, 'bound, S> {
+        let end = pages.end.min(self.len());
+        let mut next = pages.start;
+        let addr = |page| self.get(page).map(|mapping| mapping.addr());
+
+        core::iter::from_fn(move || {
+            let first = (next..end).find(|page| addr(*page).is_some())?;
+            let start = addr(first)?;
+
+            next = first + 1;
+            while next < end && addr(next) == Some(start + ((next - first) * PAGE_SIZE) as u64) {
+                next += 1;
+            }
+            Some(Run {
+                addr: start,
+                first,
+                pages: next - first,
+            })
+        })
+    }
+
+    /// Makes the driver give back `pages`, and unmaps them.
+    fn revoke<T: Ops<State = S>>(&mut self, driver: &T, pages: Range<usize>) {
+        let Some(dma) = &mut self.dma else {
+            return;
+        };
+        // What the device was never told, it cannot use.
+        if !pages.clone().any(|page| dma.get(page).is_some()) {
+            return;
+        }
+
+        // The device stops first. The other way round it would use what is mapped to something
+        // else by then.
+        driver.revoke(
+            &mut self.state,
+            &Part {
+                pages: pages.clone(),
+                dma,
+            },
+        );
+        self.stats.revocations += 1;
+        self.stats.revoked += dma.unmap(pages) as u64;
+    }
+
+    /// Maps what a fault found, with page `first` in front.
+    ///
+    /// Returns the page of the fault whose alias cannot be mapped, if there is one.
+    fn fill(&mut self, first: usize, valid: Valid<'_>, options: Options) -> Result<Option<usize>> {
+        let dma = self.dma.as_mut().ok_or(ESHUTDOWN)?;
+        let pages = first..first + valid.len();
+        let mapped = |dma: &DmaMap<'_>| pages.clone().filter(|p| dma.get(*p).is_some()).count();
+        let before = mapped(dma);
+        let mut fill = dma.fill(valid);
+        let mut refused = Ok(None);
+
+        for page in 0..valid.len() {
+            let result = valid.p2p_result(page);
+            let alias = matches!(valid.get(page), Pfn::Alias(_));
+
+            if result != P2pResult::None {
+                self.results[first + page] = result as u8;
+            }
+            if options.resident {
+                if let Err(err) = Self::is_resident(valid.get(page), result, options.write) {
+                    refused = Err(err);
+                    break;
+                }
+            }
+            match fill.map(page, first + page) {
+                Ok(_) => (),
+                Err(_) if alias && !options.resident => {
+                    refused = refused.map(|other| other.or(Some(page)));
+                }
+                Err(err) => {
+                    refused = Err(err);
+                    break;
+                }
+            }
+        }
+
+        self.stats.mapped += (mapped(dma) - before) as u64;
+        refused
+    }
+
+    /// Says whether a page is what [`Options::resident`] asks for.
+    fn is_resident(pfn: Pfn<'_>, result: P2pResult, write: bool) -> Result {
+        match pfn {
+            Pfn::Alias(alias) if write && !alias.writable() => Err(EPERM),
+            Pfn::Alias(_) => Ok(()),
+            _ if result != P2pResult::None => Err(EOPNOTSUPP),
+            _ => Err(EINVAL),
+        }
+    }
+}
+
+/// The driver, and what does not change in a registration.
+struct Inner<'bound, T: Ops> {
+    driver: T,
+    dev: &'bound Device<Bound>,
+    /// The first address.
+    start: usize,
+    options: Options,
+}
+
+impl<'bound, T: Ops> notifier::Ops for Inner<'bound, T> {
+    type Protected = Table<'bound, T::State>;
+
+    fn invalidate(&self, table: &mut Self::Protected, inv: &Invalidation<'_>) {
+        let addrs = inv.range();
+        let first = (addrs.start - self.start) >> PAGE_SHIFT;
+        let last = (addrs.end - 1 - self.start) >> PAGE_SHIFT;
+
+        table.revoke(&self.driver, first..last + 1);
+    }
+}
+
+/// The lock of a registration, held, and access to what it protects.
+pub type Guard<'a, 'bound, S> = MutexGuard<'a, Table<'bound, S>>;
+
+/// A range of addresses of a process that a device may use.
+///
+/// Dropping it closes it, and sleeps until revocations that are running have returned. It must therefore not be
+/// dropped with a lock held that [`Ops::revoke`] takes, nor from there. A driver that has to can
+/// [`close`](Self::close) it, and have it dropped by somebody else.
+#[pin_data(PinnedDrop)]
+pub struct Registration<'bound, T: Ops> {
+    #[pin]
+    notifier: IntervalNotifier<Inner<'bound, T>>,
+}
+
+impl<'bound, T: Ops> Registration<'bound, T> {
+    /// Registers the addresses `range` of `mm`, aligned to pages, for DMA by `dev`.
+    ///
+    /// Nothing is faulted in or mapped before [`Self::map`]. There need not be any memory yet.
+    ///
+    /// - [`EINVAL`]: the range is empty, or not aligned.
+    /// - [`E2BIG`]: the range is too large.
+    /// - [`EOPNOTSUPP`]: the device cannot address all memory, or is not coherent.
+    ///
+    /// # Safety
+    ///
+    /// The registration must not be leaked, but dropped before anything that `T` or its state
+    /// borrows ends, and before the module of the driver is unloaded. Before `'bound` ends, it must
+    /// be dropped or closed.
+    pub unsafe fn new<'a>(
+        dev: &'bound Device<Bound>,
+        mm: &'a MmWithUser,
+        range: Range<usize>,
+        options: Options,
+        driver: T,
+        state: T::State,
+    ) -> impl PinInit<Self, Error> + 'a
+    where
+        'bound: 'a,
+        T: 'a,
+    {
+        pin_init::pin_init_scope(move || {
+            let len = range.end.checked_sub(range.start).ok_or(EINVAL)?;
+            if len == 0 || range.start % PAGE_SIZE != 0 || range.end % PAGE_SIZE != 0 {
+                return Err(EINVAL);
+            }
+            let pages = len >> PAGE_SHIFT;
+            if pages > MAX_PAGES {
+                return Err(E2BIG);
+            }
+
+            let table = Table {
+                // SAFETY: The caller drops or closes the registration, and thereby the map, before
+                // `'bound` ends.
+                dma: Some(unsafe { DmaMap::new(dev, pages)? }),
+                results: KVVec::from_elem(P2pResult::None as u8, pages, GFP_KERNEL)?,
+                stats: Stats::default(),
+                state,
+            };
+            let inner = Inner {
+                driver,
+                dev,
+                start: range.start,
+                options,
+            };
+            let lock = new_mutex!(table, "hmm::registration");
+
+            Ok(try_pin_init!(Self {
+                // SAFETY: As for this function.
+                notifier <- unsafe { IntervalNotifier::new(mm, range, inner, lock) },
+            }? Error))
+        })
+    }
+
+    /// Returns the number of pages.
+    #[expect(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        let range = self.notifier.range();
+        (range.end - range.start) >> PAGE_SHIFT
+    }
+
+    /// Returns the address space that the registration belongs to.
+    pub fn mm(&self) -> &Mm {
+        self.notifier.mm()
+    }
+
+    /// Returns what the device may do.
+    pub fn options(&self) -> Options {
+        self.notifier.options
+    }
+
+    /// Takes the lock.
+    pub fn lock(&self) -> Guard<'_, 'bound, T::State> {
+        self.notifier.lock()
+    }
+
+    /// Maps the pages `pages` that are not mapped, and returns when all of them are at the same
+    /// time, with the lock held.
+    ///
+    /// `mm` must be the address space of the registration. As long as the lock is held, no page
+    /// moves, so this is the time to tell the device the addresses. What is mapped stays mapped
+    /// afterwards, until it is revoked.
+    ///
+    /// This must not be called with any lock held that [`Ops::revoke`] takes.
+    ///
+    /// - [`EINVAL`]: there are no such pages, or the memory is none that devices can share. With
+    ///   [`Options::resident`]: it is no memory of another device.
+    /// - [`EOPNOTSUPP`]: with [`Options::resident`]: the device cannot reach a page where it is.
+    /// - [`EPERM`]: another address space, or the process must not write to the memory.
+    /// - [`EFAULT`]: there is no memory.
+    /// - [`EBUSY`]: pages move all the time.
+    /// - [`EINTR`]: a fatal signal is pending.
+    /// - [`ESHUTDOWN`]: the registration is closed.
+    /// - [`EIO`]: a page of host memory cannot be mapped for DMA.
+    /// - [`ENOMEM`]: out of memory.
+    pub fn map(&self, mm: &MmWithUser, pages: Range<usize>) -> Result<Guard<'_, 'bound, T::State>> {
+        if pages.start >= pages.end || pages.end > self.len() {
+            return Err(EINVAL);
+        }
+        if mm.as_raw() != self.mm().as_raw() {
+            return Err(EPERM);
+        }
+
+        let mut buf = None;
+        let mut guard = self.lock();
+        let (mut rounds, mut before) = (0, None);
+        loop {
+            if guard.dma.is_none() {
+                return Err(ESHUTDOWN);
+            }
+            let Some(first) = pages.clone().find(|page| guard.get(*page).is_none()) else {
+                return Ok(guard);
+            };
+            drop(guard);
+
+            rounds = if before < Some(first) { 0 } else { rounds + 1 };
+            if rounds == ROUNDS {
+                return Err(EBUSY);
+            }
+            before = before.max(Some(first));
+
+            let buf = match &mut buf {
+                Some(buf) => buf,
+                none => none.insert(PfnBuf::new(BATCH.min(pages.end - pages.start), GFP_KERNEL)?),
+            };
+            guard = self.fill(mm, first..pages.end.min(first + buf.len()), buf)?;
+        }
+    }
+
+    /// Faults and maps pages, and returns with the lock held and them mapped.
+    fn fill(
+        &self,
+        mm: &MmWithUser,
+        pages: Range<usize>,
+        buf: &mut PfnBuf,
+    ) -> Result<Guard<'_, 'bound, T::State>> {
+        let Inner {
+            dev,
+            start,
+            options,
+            ..
+        } = *self.notifier;
+        let mut request = Request::new(match options {
+            Options { resident: true, .. } => Access::Snapshot,
+            Options { write: true, .. } => Access::Write,
+            _ => Access::Read,
+        });
+        if options.p2p {
+            request = request.try_p2p(dev);
+        }
+        let addrs = start + (pages.start << PAGE_SHIFT)..start + (pages.end << PAGE_SHIFT);
+
+        buf.reset();
+        let mut rounds = 0;
+        loop {
+            let faulted = self.notifier.fault(mm, addrs.clone(), &request, buf)?;
+            let mut guard = self.lock();
+            let refused = match faulted.validate(&mut guard) {
+                Ok((valid, table)) => table.fill(pages.start, valid, options)?,
+                Err(Retry) if rounds < ROUNDS => {
+                    rounds += 1;
+                    continue;
+                }
+                Err(Retry) => return Err(EBUSY),
+            };
+
+            match refused {
+                None => return Ok(guard),
+                // The others are mapped, and the device can have this one from host memory.
+                Some(page) => {
+                    drop(guard);
+                    buf.host_only(page, P2pResult::MapFailed);
+                }
+            }
+        }
+    }
+
+    /// Makes the device give back all pages, for good.
+    ///
+    /// Afterwards nothing is mapped, [`Ops::revoke`] is not called any more, and `'bound` may end.
+    pub fn close(&self) {
+        let mut guard = self.lock();
+        let pages = 0..guard.len();
+
+        guard.revoke(&self.notifier.driver, pages);
+        guard.dma = None;
+    }
+}
+
+#[pinned_drop]
+impl<T: Ops> PinnedDrop for Registration<'_, T> {
+    fn drop(self: Pin<&mut Self>) {
+        // Only then the notifier goes, and with it the driver.
+        self.close();
+    }
+}
+
+#[cfg(CONFIG_RUST_MM_HMM_KUNIT_TEST)]
+mod tests;

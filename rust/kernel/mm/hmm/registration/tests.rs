@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! KUnit tests of registrations, with a device that does nothing.
+
+use super::{
+    super::{
+        dma::tests::enable_dma,
+        tests::{
+            map,
+            remap,
+            unmap,
+            PAGES,
+            PROT_READ_WRITE, //
+        }, //
+    },
+    *, //
+};
+use crate::{
+    current,
+    faux,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
+};
+
+/// What the driver was told last, and how often it was told something.
+#[derive(Default)]
+struct Told {
+    revoked: Option<Range<usize>>,
+    calls: usize,
+    /// How many of the pages were still mapped.
+    mapped: usize,
+}
+
+/// A driver that remembers what it is told. Revoked pages are counted outside as well.
+struct Recorder<'a>(&'a Atomic<usize>);
+
+impl Ops for Recorder<'_> {
+    type State = Told;
+
+    fn revoke(&self, told: &mut Told, part: &Part<'_>) {
+        told.calls += 1;
+        told.mapped = part.pages().filter(|p| part.get(*p).is_some()).count();
+        told.revoked = Some(part.pages());
+        self.0.fetch_add(told.mapped, Relaxed);
+        assert!(part.get(part.pages().end).is_none());
+    }
+}
+
+type Test<'a> = Registration<'a, Recorder<'a>>;
+
+const WRITE: Options = Options {
+    write: true,
+    p2p: false,
+    resident: false,
+};
+
+/// Runs `test` with a registration of `PAGES` pages of writable memory.
+fn with_registration(
+    options: Options,
+    test: impl FnOnce(Pin<KBox<Test<'_>>>, &MmWithUser, Range<usize>, &Atomic<usize>) -> Result,
+) -> Result {
+    let range = map(PROT_READ_WRITE)?;
+    let task = current!();
+    let mm = task.mm().ok_or(EINVAL)?;
+    let device = faux::Registration::new(c"rust_mm_hmm_registration", None)?;
+    let device: &faux::Device<Bound> = device.as_ref();
+    let revoked = Atomic::new(0);
+
+    enable_dma(device.as_ref())?;
+    let registration = KBox::pin_init(
+        // SAFETY: `test` drops it.
+        unsafe {
+            Test::new(
+                device.as_ref(),
+                mm,
+                range.clone(),
+                options,
+                Recorder(&revoked),
+                Told::default(),
+            )
+        },
+        GFP_KERNEL,
+    )?;
+    test(registration, mm, range, &revoked)
+}
+
+#[macros::kunit_tests(rust_mm_hmm_registration)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn revoked_before_unmapped() -> Result {
+        with_registration(WRITE, |reg, mm, range, _| {
+            {
+                let table = reg.map(mm, 0..PAGES)?;
+
+                assert!((0..PAGES).all(|p| table.get(p).is_some_and(|m| m.writable())));
+                assert_eq!(table.runs(0..PAGES).map(|r| r.pages).sum::<usize>(), PAGES);
+                assert_eq!(table.stats().mapped, PAGES as u64);
+                assert_eq!(table.state().calls, 0);
+            }
+
+            unmap(range.start + PAGE_SIZE..range.start + 3 * PAGE_SIZE)?;
+
+            let table = reg.lock();
+            assert_eq!(table.state().calls, 1);
+            assert_eq!(table.state().revoked, Some(1..3));
+            // When the driver was called, the device could still use them.
+            assert_eq!(table.state().mapped, 2);
+            assert!(table.get(0).is_some());
+            assert!(table.get(1).is_none());
+            assert!(table.get(2).is_none());
+            assert!(table.get(3).is_some());
+            assert_eq!(
+                table.stats(),
+                Stats {
+                    mapped: PAGES as u64,
+                    revocations: 1,
+                    revoked: 2,
+                }
+            );
+            Ok(())
+        })
+    }
+
+    /// What was not mapped needs no revocation, and what is revoked no second one.
+    #[test]
+    fn revoked_once() -> Result {
+        with_registration(WRITE, |reg, mm, range, _| {
+            drop(reg.map(mm, 0..1)?);
+            unmap(range.start + PAGE_SIZE..range.end)?;
+            assert_eq!(reg.lock().state().calls, 0);
+
+            unmap(range.clone())?;
+            unmap(range)?;
+            assert_eq!(reg.lock().state().calls, 1);
+            Ok(())
+        })
+    }
+
+    /// Other memory at the same address is found by the next transfer, and no old address is left.
+    #[test]
+    fn mapped_again() -> Result {
+        with_registration(WRITE, |reg, mm, range, _| {
+            let phys = |index| Ok::<_, Error>(reg.map(mm, 0..PAGES)?.get(index).map(|m| m.phys()));
+            let before = phys(0)?;
+
+            assert!(before.is_some());
+            unmap(range.clone())?;
+            assert_eq!(reg.map(mm, 0..PAGES).err(), Some(EFAULT));
+            assert!((0..PAGES).all(|p| reg.lock().get(p).is_none()));
+
+            remap(range)?;
+            assert!(phys(0)?.is_some());
+            assert_eq!(reg.lock().stats().mapped, 2 * PAGES as u64);
+            // Nothing moved: it is at hand.
+            assert!(phys(0)?.is_some());
+            assert_eq!(reg.lock().stats().mapped, 2 * PAGES as u64);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn closed() -> Result {
+        with_registration(WRITE, |reg, mm, range, revoked| {
+            drop(reg.map(mm, 0..PAGES)?);
+            reg.close();
+            assert_eq!(revoked.load(Relaxed), PAGES);
+            assert_eq!(reg.lock().runs(0..PAGES).count(), 0);
+            assert_eq!(reg.map(mm, 0..PAGES).err(), Some(ESHUTDOWN));
+
+            unmap(range)?;
+            reg.close();
+            assert_eq!(reg.lock().state().calls, 1);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn dropped() -> Result {
+        with_registration(WRITE, |reg, mm, _, revoked| {
+            drop(reg.map(mm, 1..PAGES)?);
+            drop(reg);
+            assert_eq!(revoked.load(Relaxed), PAGES - 1);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn host_memory_is_not_resident() -> Result {
+        let options = Options {
+            p2p: true,
+            resident: true,
+            ..WRITE
+        };
+
+        with_registration(options, |reg, mm, range, _| {
+            // Neither where nobody has touched it, nor elsewhere.
+            assert_eq!(reg.map(mm, 0..PAGES).err(), Some(EINVAL));
+            crate::uaccess::UserSlice::new(crate::uaccess::UserPtr::from_addr(range.start), 1)
+                .writer()
+                .write(&1u8)?;
+            assert_eq!(reg.map(mm, 0..PAGES).err(), Some(EINVAL));
+            assert_eq!(reg.lock().runs(0..PAGES).count(), 0);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn bad_input() -> Result {
+        with_registration(WRITE, |reg, mm, range, revoked| {
+            let device = faux::Registration::new(c"rust_mm_hmm_registration", None)?;
+            let device: &faux::Device<Bound> = device.as_ref();
+            enable_dma(device.as_ref())?;
+            let new = |range: Range<usize>| {
+                KBox::pin_init(
+                    // SAFETY: It is dropped right away.
+                    unsafe {
+                        Test::new(
+                            device.as_ref(),
+                            mm,
+                            range,
+                            WRITE,
+                            Recorder(revoked),
+                            Told::default(),
+                        )
+                    },
+                    GFP_KERNEL,
+                )
+                .err()
+            };
+
+            assert_eq!(new(range.start..range.start), Some(EINVAL));
+            #[expect(clippy::reversed_empty_ranges)]
+            let reversed = new(range.end..range.start);
+            assert_eq!(reversed, Some(EINVAL));
+            assert_eq!(new(range.start + 1..range.end), Some(EINVAL));
+            assert_eq!(new(range.start..range.end - 1), Some(EINVAL));
+            assert_eq!(new(0..(MAX_PAGES + 1) * PAGE_SIZE), Some(E2BIG));
+
+            assert_eq!(reg.map(mm, 0..PAGES + 1).err(), Some(EINVAL));
+            assert_eq!(reg.map(mm, PAGES..PAGES).err(), Some(EINVAL));
+            assert_eq!(reg.lock().get(PAGES).map(|m| m.addr()), None);
+            Ok(())
+        })
+    }
+}
