@@ -1,0 +1,609 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Test of hmm_range_fault() with peer-to-peer DMA: the rest of memory management,
+ * and processes that look into others
+ *
+ * Pages in VRAM have no struct page that these could use, so they leave them where
+ * they are or bring them home. What the NIC reaches must not be lost, whoever merges,
+ * swaps, limits, collapses, locks, watches, traces or dumps it.
+ */
+#define _GNU_SOURCE
+#include "p2p_fixture.h"
+
+#include <limits.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/swap.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+#define PAGES	8U
+#define LEN	(PAGES * P2P_PAGE)
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE	25
+#endif
+#ifndef MADV_PAGEOUT
+#define MADV_PAGEOUT	21
+#endif
+
+static int put(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC), ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (write(fd, text, strlen(text)) < 0)
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
+static long number_in(const char *path, const char *name)
+{
+	char line[128];
+	long n = -ENOENT;
+	FILE *f = fopen(path, "re");
+
+	if (!f)
+		return -errno;
+	while (fgets(line, sizeof(line), f))
+		if (!strncmp(line, name, strlen(name)))
+			n = strtol(line + strlen(name), NULL, 10);
+	fclose(f);
+	return n;
+}
+
+/* Half in VRAM, and the NIC has written all of it */
+static void half_init(struct __test_metadata *_metadata, P2P_SELF *self,
+		      struct p2p_buf *buf)
+{
+	p2p_buf_init(_metadata, self, buf, PAGES, BEFORE);
+	ASSERT_EQ((long)PAGES / 2,
+		  p2p_gpu_to_vram(&self->gpu, buf->p, buf->len / 2));
+	p2p_buf_nic_write(_metadata, self, buf, AFTER);
+	EXPECT_EQ(p2p_peer_path(self->path) ? PAGES / 2 : 0,
+		  p2p_gpu_resident(&self->gpu, buf->p, buf->len));
+}
+
+/* The NIC and the CPU see what is in it, and the NIC can write it */
+static void half_end(struct __test_metadata *_metadata, P2P_SELF *self,
+		     struct p2p_buf *buf)
+{
+	p2p_buf_nic_read(_metadata, self, buf, AFTER);
+	p2p_buf_nic_write(_metadata, self, buf, OTHER);
+	p2p_buf_cpu_read(_metadata, buf, OTHER);
+	p2p_buf_free(_metadata, self, buf);
+}
+
+/* Swap that the first who needs it makes of compressed memory */
+static bool has_swap(void)
+{
+	static const char path[] = "/dev/zram0", magic[] = "SWAPSPACE2";
+	union {
+		char bytes[P2P_PAGE];
+		struct {
+			char boot[1024];
+			__u32 version, last_page, bad_pages;
+		};
+	} header = { .version = 1, .last_page = 4095 };
+	int fd;
+
+	if (number_in("/proc/meminfo", "SwapTotal:") > 0)
+		return true;
+	if (put("/sys/block/zram0/disksize", "16M"))
+		return false;
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	memcpy(header.bytes + P2P_PAGE - strlen(magic), magic, strlen(magic));
+	if (write(fd, &header, sizeof(header)) != sizeof(header) || fsync(fd)) {
+		close(fd);
+		return false;
+	}
+	close(fd);
+	return !swapon(path, 0);
+}
+
+TEST_F_TIMEOUT(p2p, swap, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	if (!has_swap())
+		SKIP(return, "no swap, and no zram");
+	half_init(_metadata, self, &buf);
+	/* What the NIC has mapped is no reason to keep it */
+	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
+	EXPECT_LT(0, number_in("/proc/self/status", "VmSwap:"));
+	EXPECT_EQ(p2p_peer_path(self->path) ? PAGES / 2 : 0,
+		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	half_end(_metadata, self, &buf);
+
+	/* From swap to VRAM, and from VRAM to swap */
+	half_init(_metadata, self, &buf);
+	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
+	ASSERT_LE(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
+	ASSERT_LE(0, p2p_gpu_to_host(&self->gpu, buf.p, buf.len));
+	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
+	half_end(_metadata, self, &buf);
+}
+
+#define CGROUPS	"/tmp/p2p-cgroup"
+#define CGROUP	CGROUPS "/p2p"
+
+/* Enter a group with at most @max; false if there are none */
+static bool limit(const char *max)
+{
+	mkdir(CGROUPS, 0700);
+	if (access(CGROUPS "/cgroup.procs", F_OK) &&
+	    mount("cgroup2", CGROUPS, "cgroup2", 0, NULL))
+		return false;
+	if (put(CGROUPS "/cgroup.subtree_control", "+memory"))
+		return false;
+	mkdir(CGROUP, 0700);
+	put(CGROUP "/memory.swap.max", "0");
+	return !put(CGROUP "/memory.max", max) && !put(CGROUP "/cgroup.procs", "0");
+}
+
+/*
+ * As much memory as the limit allows goes to VRAM, where it counts as well, and home;
+ * more than that ends the process, whatever is in VRAM.
+ */
+static void limited(struct __test_metadata *_metadata, P2P_SELF *self,
+		    size_t len, int fd)
+{
+	P2P_SELF own = *self;
+	struct p2p_buf buf;
+	size_t pos;
+
+	ASSERT_EQ(0, p2p_nic_open(&own.nic, 0));
+	p2p_buf_init(_metadata, &own, &buf, PAGES, BEFORE);
+	p2p_buf_to_vram(_metadata, &own, &buf);
+	p2p_buf_nic_write(_metadata, &own, &buf, AFTER);
+	ASSERT_EQ(1, write(fd, "", 1));
+	for (pos = 0; pos < len; pos += P2P_HUGE) {
+		unsigned char *p = p2p_alloc(P2P_HUGE);
+
+		ASSERT_NE(NULL, p);
+		p2p_fill(p, OTHER, pos, P2P_HUGE);
+		if (pos / P2P_HUGE % 2)
+			ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, p, P2P_HUGE));
+		p2p_expect_pattern(_metadata, "more", p, OTHER, pos, P2P_HUGE);
+	}
+	p2p_buf_nic_read(_metadata, &own, &buf, AFTER);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	_exit(0);
+}
+
+TEST_F_TIMEOUT(p2p, limit, TIMEOUT_S)
+{
+	static const size_t lens[] = { 8UL << 20, 128UL << 20 };
+	int to_parent[2], status;
+	size_t i;
+	pid_t pid;
+	char c;
+
+	ASSERT_EQ(0, pipe(to_parent));
+	for (i = 0; i < ARRAY_SIZE(lens); i++) {
+		pid = p2p_fork_child(_metadata);
+		if (!pid) {
+			if (!limit("24M"))
+				_exit(KSFT_SKIP);
+			limited(_metadata, self, lens[i], to_parent[1]);
+		}
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		if (WIFEXITED(status) && WEXITSTATUS(status) == KSFT_SKIP)
+			SKIP(return, "no memory controller");
+		ASSERT_EQ(1, read(to_parent[0], &c, 1));
+		EXPECT_EQ(i ? SIGKILL : 0, status);
+		EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
+	}
+	EXPECT_LT(0, number_in(CGROUP "/memory.events", "oom_kill "));
+}
+
+#define KSM	"/sys/kernel/mm/ksm/"
+
+static void ksm(struct __test_metadata *_metadata, const char *run)
+{
+	ASSERT_EQ(0, put(KSM "sleep_millisecs", "1"));
+	ASSERT_EQ(0, put(KSM "pages_to_scan", "1000"));
+	ASSERT_EQ(0, put(KSM "run", run));
+}
+
+/* Equal pages become one, which the NIC may read. A write makes it two. */
+TEST_F_TIMEOUT(p2p, merge, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	size_t pos;
+	int i;
+
+	if (access(KSM "run", W_OK))
+		SKIP(return, "no KSM");
+	p2p_buf_init(_metadata, self, &buf, PAGES, BEFORE);
+	for (pos = 0; pos < LEN; pos += P2P_PAGE)
+		p2p_fill(buf.p + pos, BEFORE, 0, P2P_PAGE);
+	ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu, buf.p, P2P_PAGE));
+	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_MERGEABLE));
+	ksm(_metadata, "1");
+	for (i = 0; number_in("/proc/self/ksm_stat", "ksm_merging_pages ") < PAGES - 1;
+	     i++) {
+		ASSERT_GT(1000, i)
+			TH_LOG("%ld merged", number_in("/proc/self/ksm_stat",
+						       "ksm_merging_pages "));
+		p2p_sleep_ms(10);
+	}
+	ksm(_metadata, "0");
+	EXPECT_EQ(1, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+
+	/* It goes to VRAM as well, where each is a page of its own again */
+	ASSERT_LE(0, p2p_gpu_to_vram(&self->gpu, buf.p, 3 * P2P_PAGE));
+	for (pos = 0; pos < LEN; pos += P2P_PAGE) {
+		unsigned char data[P2P_PAGE];
+
+		ASSERT_EQ(0, p2p_nic_read(&self->nic, buf.handle, buf.p + pos, data,
+					  P2P_PAGE, NULL));
+		p2p_expect_pattern(_metadata, "NIC read", data, BEFORE, 0, P2P_PAGE);
+		if (pos / P2P_PAGE % 2 == 0)
+			continue;
+		p2p_fill(data, AFTER, 0, P2P_PAGE);
+		ASSERT_EQ(0, p2p_nic_write(&self->nic, buf.handle, buf.p + pos,
+					   data, P2P_PAGE, NULL));
+	}
+	for (pos = 0; pos < LEN; pos += P2P_PAGE)
+		p2p_expect_pattern(_metadata, "CPU", buf.p + pos,
+				   pos / P2P_PAGE % 2 ? AFTER : BEFORE, 0,
+				   P2P_PAGE);
+	p2p_buf_free(_metadata, self, &buf);
+}
+
+/* A huge page is made of pages, some of which are in VRAM, or it is not */
+TEST_F_TIMEOUT(p2p, collapse, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	unsigned int vram;
+
+	for (vram = 0; vram < 2; vram++) {
+		buf = (struct p2p_buf){ .len = P2P_HUGE,
+					.pages = P2P_HUGE / P2P_PAGE };
+		buf.p = p2p_alloc_huge(buf.len);
+		ASSERT_NE(NULL, buf.p);
+		ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_NOHUGEPAGE));
+		p2p_fill(buf.p, BEFORE, 0, buf.len);
+		ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p, buf.len,
+					 P2PTEST_NIC_MR_WRITE, &buf.handle));
+		if (vram)
+			ASSERT_EQ(3, p2p_gpu_to_vram(&self->gpu, buf.p +
+						     100 * P2P_PAGE, 3 * P2P_PAGE));
+		ASSERT_EQ(0, p2p_nic_read(&self->nic, buf.handle, buf.p +
+					  101 * P2P_PAGE, &(char){ 0 }, 1, NULL));
+		ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_HUGEPAGE));
+		if (madvise(buf.p, buf.len, MADV_COLLAPSE))
+			EXPECT_TRUE(vram && (errno == EINVAL || errno == EAGAIN ||
+					     errno == EBUSY)) {
+				TH_LOG("%s", strerror(errno));
+			}
+		p2p_buf_cpu_read(_metadata, &buf, BEFORE);
+		p2p_buf_free(_metadata, self, &buf);
+	}
+}
+
+TEST_F_TIMEOUT(p2p, compact, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	half_init(_metadata, self, &buf);
+	ASSERT_EQ(0, put("/proc/sys/vm/compact_memory", "1"));
+	half_end(_metadata, self, &buf);
+}
+
+/* What is locked is in memory: of the CPU */
+TEST_F_TIMEOUT(p2p, lock, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	half_init(_metadata, self, &buf);
+	ASSERT_EQ(0, mlock(buf.p, buf.len));
+	EXPECT_EQ(0, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	ASSERT_LE(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
+	p2p_buf_nic_read(_metadata, self, &buf, AFTER);
+	ASSERT_EQ(0, munlock(buf.p, buf.len));
+	half_end(_metadata, self, &buf);
+}
+
+static int uffd_open(struct __test_metadata *_metadata, struct p2p_buf *buf)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register reg = {
+		.range = { .start = (uintptr_t)buf->p, .len = buf->len },
+		.mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC);
+
+	if (fd < 0)
+		return -errno;
+	ASSERT_EQ(0, ioctl(fd, UFFDIO_API, &api));
+	ASSERT_EQ(0, ioctl(fd, UFFDIO_REGISTER, &reg));
+	return fd;
+}
+
+struct pager {
+	int fd;
+	struct p2p_buf *buf;
+};
+
+/* Pages that were missing come from here */
+static void *answer(void *arg)
+{
+	unsigned char page[P2P_PAGE];
+	struct pager *pager = arg;
+	struct uffd_msg msg;
+	unsigned int i;
+
+	for (i = 0; i < PAGES / 2; i++) {
+		struct uffdio_copy copy = {
+			.src = (uintptr_t)page,
+			.len = P2P_PAGE,
+		};
+
+		if (read(pager->fd, &msg, sizeof(msg)) != sizeof(msg))
+			return "no message";
+		copy.dst = msg.arg.pagefault.address & ~(P2P_PAGE - 1);
+		p2p_fill(page, BEFORE, copy.dst - (uintptr_t)pager->buf->p,
+			 P2P_PAGE);
+		if (ioctl(pager->fd, UFFDIO_COPY, &copy))
+			return "no page";
+	}
+	return NULL;
+}
+
+/* Another thread provides what the NIC misses. Pages in VRAM are not missing. */
+TEST_F_TIMEOUT(p2p, userfault, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	struct pager pager = { .buf = &buf };
+	pthread_t thread;
+	void *what;
+
+	p2p_buf_init(_metadata, self, &buf, PAGES, BEFORE);
+	ASSERT_EQ((long)PAGES / 2, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len / 2));
+	ASSERT_EQ(0, madvise(buf.p + buf.len / 2, buf.len / 2, MADV_DONTNEED));
+	pager.fd = uffd_open(_metadata, &buf);
+	if (pager.fd == -ENOSYS)
+		SKIP(return, "no userfaultfd");
+	ASSERT_LE(0, pager.fd);
+	ASSERT_EQ(0, pthread_create(&thread, NULL, answer, &pager));
+	p2p_buf_nic_read(_metadata, self, &buf, BEFORE);
+	ASSERT_EQ(0, pthread_join(thread, &what));
+	EXPECT_EQ(NULL, what);
+	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
+	close(pager.fd);
+	half_end(_metadata, self, &buf);
+}
+
+/* Nobody does: who waits for it can be killed, and then the NIC can go */
+TEST_F_TIMEOUT(p2p, userfault_unanswered, TIMEOUT_S)
+{
+	char name[P2P_PCI_NAME], c = 0;
+	struct p2p_buf buf;
+	int fd, status;
+	pid_t pid;
+
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		P2P_SELF own = *self;
+
+		ASSERT_EQ(0, p2p_nic_open(&own.nic, 0));
+		p2p_buf_init(_metadata, &own, &buf, PAGES, BEFORE);
+		ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, buf.p, buf.len / 2));
+		ASSERT_EQ(0, madvise(buf.p + buf.len / 2, buf.len / 2,
+				     MADV_DONTNEED));
+		fd = uffd_open(_metadata, &buf);
+		if (fd == -ENOSYS)
+			_exit(KSFT_SKIP);
+		ASSERT_LE(0, fd);
+		p2p_nic_write(&own.nic, buf.handle, buf.p + buf.len / 2, &c, 1,
+			      NULL);
+		_exit(1);
+	}
+	p2p_sleep_ms(1000);
+	ASSERT_EQ(0, kill(pid, SIGKILL));
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	if (WIFEXITED(status) && WEXITSTATUS(status) == KSFT_SKIP)
+		SKIP(return, "no userfaultfd");
+	EXPECT_EQ(SIGKILL, status);
+	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
+	p2p_nic_close(&self->nic);
+	ASSERT_EQ(0, p2p_pci_name(P2P_NIC_DRIVER, 0, name));
+	ASSERT_EQ(0, p2p_pci_unbind(P2P_NIC_DRIVER, name));
+	ASSERT_EQ(0, p2p_pci_bind(P2P_NIC_DRIVER, name, 0));
+}
+
+/* Another process reads and writes it, by each of the ways that there are */
+TEST_F_TIMEOUT(p2p, other_process, TIMEOUT_S)
+{
+	struct p2p_buf buf, *theirs;
+	unsigned char *data = malloc(LEN);
+	struct iovec local = { data, LEN }, remote = { NULL, LEN };
+	int to_parent[2], to_child[2], fd;
+	char path[32], c;
+	pid_t pid;
+
+	ASSERT_NE(NULL, data);
+	theirs = mmap(NULL, sizeof(*theirs), PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, (void *)theirs);
+	ASSERT_EQ(0, pipe(to_parent));
+	ASSERT_EQ(0, pipe(to_child));
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		P2P_SELF own = *self;
+
+		ASSERT_EQ(0, p2p_nic_open(&own.nic, 0));
+		half_init(_metadata, &own, &buf);
+		*theirs = buf;
+		ASSERT_EQ(1, write(to_parent[1], "", 1));
+		ASSERT_EQ(1, read(to_child[0], &c, 1));
+		p2p_buf_nic_read(_metadata, &own, &buf, OTHER);
+		p2p_buf_cpu_read(_metadata, &buf, OTHER);
+		p2p_buf_to_vram(_metadata, &own, &buf);
+		ASSERT_EQ(1, write(to_parent[1], "", 1));
+		ASSERT_EQ(1, read(to_child[0], &c, 1));
+		half_end(_metadata, &own, &buf);
+		_exit(0);
+	}
+	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	remote.iov_base = theirs->p;
+	ASSERT_EQ((ssize_t)LEN, process_vm_readv(pid, &local, 1, &remote, 1, 0));
+	p2p_expect_pattern(_metadata, "readv", data, AFTER, 0, LEN);
+	p2p_fill(data, OTHER, 0, LEN);
+	snprintf(path, sizeof(path), "/proc/%d/mem", pid);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	ASSERT_LE(0, fd);
+	ASSERT_EQ((ssize_t)LEN, pwrite(fd, data, LEN, (uintptr_t)theirs->p));
+	ASSERT_EQ(1, write(to_child[1], "", 1));
+	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	memset(data, 0, LEN);
+	ASSERT_EQ((ssize_t)LEN, pread(fd, data, LEN, (uintptr_t)theirs->p));
+	p2p_expect_pattern(_metadata, "/proc/pid/mem", data, OTHER, 0, LEN);
+	p2p_fill(data, AFTER, 0, LEN);
+	ASSERT_EQ((ssize_t)LEN, pwrite(fd, data, LEN, (uintptr_t)theirs->p));
+	ASSERT_EQ(1, write(to_child[1], "", 1));
+	p2p_wait_child(_metadata, pid);
+	close(fd);
+}
+
+/* Pages that are given to a pipe are pages of host memory */
+TEST_F_TIMEOUT(p2p, vmsplice, TIMEOUT_S)
+{
+	unsigned char *data = malloc(LEN);
+	struct p2p_buf buf;
+	struct iovec iov;
+	int fd[2];
+
+	ASSERT_NE(NULL, data);
+	half_init(_metadata, self, &buf);
+	iov = (struct iovec){ buf.p, buf.len };
+	ASSERT_EQ(0, pipe(fd));
+	ASSERT_EQ((ssize_t)LEN, vmsplice(fd[1], &iov, 1, 0));
+	EXPECT_EQ(0, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	/* They are pinned, and do not go */
+	ASSERT_LE(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
+	ASSERT_EQ((ssize_t)LEN, read(fd[0], data, LEN));
+	p2p_expect_pattern(_metadata, "pipe", data, AFTER, 0, LEN);
+	half_end(_metadata, self, &buf);
+}
+
+#define CORE	"/tmp/p2p-core"
+
+/* The core dump of a process has what it had in VRAM */
+TEST_F_TIMEOUT(p2p, core_dump, TIMEOUT_S)
+{
+	struct rlimit unlimited = { RLIM_INFINITY, RLIM_INFINITY };
+	unsigned char *core, first[64];
+	struct p2p_buf buf;
+	int fd, status;
+	struct stat st;
+	pid_t pid;
+	off_t pos;
+
+	if (put("/proc/sys/kernel/core_pattern", CORE))
+		SKIP(return, "no core dumps");
+	unlink(CORE);
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		P2P_SELF own = *self;
+
+		ASSERT_EQ(0, p2p_nic_open(&own.nic, 0));
+		setrlimit(RLIMIT_CORE, &unlimited);
+		prctl(PR_SET_DUMPABLE, 1);
+		half_init(_metadata, &own, &buf);
+		signal(SIGABRT, SIG_DFL);
+		abort();
+	}
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	ASSERT_TRUE(WIFSIGNALED(status) && WCOREDUMP(status));
+	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
+	fd = open(CORE, O_RDONLY | O_CLOEXEC);
+	ASSERT_LE(0, fd);
+	ASSERT_EQ(0, fstat(fd, &st));
+	core = mmap(NULL, st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+	ASSERT_NE(MAP_FAILED, (void *)core);
+	p2p_fill(first, AFTER, 0, sizeof(first));
+	for (pos = 0; st.st_size - pos >= (off_t)LEN; pos += P2P_PAGE)
+		if (!memcmp(core + pos, first, sizeof(first)) &&
+		    p2p_compare(core + pos, AFTER, 0, LEN) == LEN)
+			break;
+	EXPECT_LE((off_t)LEN, st.st_size - pos)
+		TH_LOG("the pages are not in the core dump");
+	munmap(core, st.st_size);
+	close(fd);
+	unlink(CORE);
+}
+
+/* A file of a device that comes by a socket: regions do not come with it */
+TEST_F_TIMEOUT(p2p, passed_file, TIMEOUT_S)
+{
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control = { .head = {
+		.cmsg_len = CMSG_LEN(sizeof(int)),
+		.cmsg_level = SOL_SOCKET,
+		.cmsg_type = SCM_RIGHTS,
+	} };
+	struct { struct p2p_buf buf; } what = { };
+	struct iovec iov = { &what, sizeof(what) };
+	struct msghdr msg = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control),
+	};
+	struct p2p_buf buf;
+	int pair[2];
+	pid_t pid;
+	char c;
+
+	ASSERT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		P2P_SELF own = *self;
+
+		/* Not the file that fork() gave us */
+		p2p_nic_close(&own.nic);
+		ASSERT_EQ((ssize_t)sizeof(what), recvmsg(pair[1], &msg, 0));
+		memcpy(&own.nic.fd, CMSG_DATA(&control.head), sizeof(int));
+		EXPECT_EQ(-EPERM, p2p_nic_read(&own.nic, what.buf.handle,
+					       what.buf.p, &c, 1, NULL));
+		EXPECT_EQ(-EPERM, p2p_nic_dereg(&own.nic, what.buf.handle));
+		half_init(_metadata, &own, &buf);
+		half_end(_metadata, &own, &buf);
+		_exit(0);
+	}
+	half_init(_metadata, self, &what.buf);
+	memcpy(CMSG_DATA(&control.head), &self->nic.fd, sizeof(int));
+	ASSERT_EQ((ssize_t)sizeof(what), sendmsg(pair[0], &msg, 0));
+	p2p_wait_child(_metadata, pid);
+	half_end(_metadata, self, &what.buf);
+}
+
+/* A process that becomes another program leaves nothing behind */
+TEST_F_TIMEOUT(p2p, exec, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	pid_t pid = p2p_fork_child(_metadata);
+
+	if (!pid) {
+		half_init(_metadata, self, &buf);
+		execl("/bin/true", "true", NULL);
+		_exit(1);
+	}
+	p2p_wait_child(_metadata, pid);
+	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
+}
+
+TEST_HARNESS_MAIN

@@ -1,0 +1,555 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Test of hmm_range_fault() with peer-to-peer DMA: GPU and NIC go away and come
+ * back, at random, while processes use them or not
+ *
+ * Some processes own a buffer each. They move it to VRAM and home, and write and
+ * read it by CPU, GPU and NIC. Meanwhile the test takes one of the two devices away,
+ * by one of the ways in which that happens to devices. Afterwards each page must
+ * hold what was last written to it, and must be at home if the GPU is gone. As soon
+ * as the device is back, it must work, and count as used what the processes have in
+ * VRAM.
+ *
+ *	P2P_STRESS_SEED		1 unless it is set
+ *	P2P_STRESS_MINUTES	go on for so long, and not only VANISH times
+ *
+ * The device in question, the way, and what the processes do depend on the seed
+ * alone. When they do it is up to the scheduler.
+ */
+#include "p2p_fixture.h"
+
+#include <stdarg.h>
+
+#define VANISH	120U	/* times that a device goes away */
+#define PROCS	3U
+#define PAGES	8U
+#define HALF	(P2P_PAGE / 2)	/* the NIC transfers no more at a time */
+
+enum { GPU, NIC };
+
+static const char *const device_names[] = { "GPU", "NIC" };
+
+/* What all processes share */
+struct shared {
+	__u64 seed;
+	unsigned int step;	/* of the test */
+	const char *way;
+	/*
+	 * While this is odd, the NIC may lose DMA and not tell. A transfer knows
+	 * that it was not affected if it saw the same even number before and after.
+	 */
+	unsigned int lossy;
+	unsigned int look;	/* so often all have to look at their pages */
+	bool run;
+	bool gpu_gone;
+	bool end;
+	bool stop;		/* something is wrong, and has been told */
+	struct {
+		unsigned int looked;
+		long resident;
+	} proc[PROCS];
+};
+
+static struct shared *shared;
+
+struct worker {
+	unsigned int number;
+	unsigned int random;
+	unsigned int op;
+	struct p2p_gpu gpu;
+	struct p2p_nic nic;
+	bool registered;
+	struct p2p_buf buf;
+	__u64 want[PAGES];	/* seed of each page */
+	__u64 next;
+	unsigned char *data;
+};
+
+#define load(x)		__atomic_load_n(&(x), __ATOMIC_ACQUIRE)
+#define store(x, v)	__atomic_store_n(&(x), v, __ATOMIC_RELEASE)
+
+/* The first thing that is wrong is told, and ends everything */
+__printf(2, 3)
+static void wrong(struct worker *w, const char *fmt, ...)
+{
+	char text[200];
+	va_list args;
+
+	if (__atomic_exchange_n(&shared->stop, true, __ATOMIC_ACQ_REL))
+		return;
+	va_start(args, fmt);
+	vsnprintf(text, sizeof(text), fmt, args);
+	va_end(args);
+	fprintf(TH_LOG_STREAM, "# seed %llu, step %u (%s), process %u, op %u: %s\n",
+		shared->seed, shared->step, shared->way, w->number, w->op, text);
+}
+
+static unsigned int dice(unsigned int *random, unsigned int sides)
+{
+	return rand_r(random) % sides;
+}
+
+static unsigned char *page_at(struct worker *w, unsigned int i)
+{
+	return w->buf.p + i * P2P_PAGE;
+}
+
+static bool holds(const unsigned char *p, __u64 seed, size_t pos, size_t len)
+{
+	return p2p_compare(p, seed, pos, len) == len;
+}
+
+static void check(struct worker *w, const char *who, unsigned int i,
+		  const unsigned char *p)
+{
+	size_t same = p2p_compare(p, w->want[i], 0, P2P_PAGE);
+
+	if (same != P2P_PAGE)
+		wrong(w, "%s: page %u, byte %zu is %#x", who, i, same, p[same]);
+}
+
+/* A write that did not end well: each half is old or new. Then the CPU makes it new. */
+static void settle(struct worker *w, const char *who, unsigned int i, __u64 new)
+{
+	unsigned char *p = page_at(w, i);
+	size_t pos;
+
+	for (pos = 0; pos < P2P_PAGE; pos += HALF) {
+		if (!holds(p + pos, w->want[i], pos, HALF) &&
+		    !holds(p + pos, new, pos, HALF))
+			wrong(w, "%s: page %u, byte %zu on, is neither old nor new: %#x",
+			      who, i, pos, p[pos]);
+	}
+	p2p_fill(p, new, 0, P2P_PAGE);
+	w->want[i] = new;
+}
+
+/* Devices */
+
+/* A file of a device that has gone is of no use any more */
+static bool gone(struct worker *w, int dev, const char *call, long ret)
+{
+	if (ret == -ENODEV) {
+		if (dev == GPU) {
+			p2p_gpu_close(&w->gpu);
+		} else {
+			p2p_nic_close(&w->nic);
+			w->registered = false;
+		}
+		return true;
+	}
+	wrong(w, "%s: %s", call, strerror(-ret));
+	return false;
+}
+
+static void open_again(struct worker *w)
+{
+	int ret;
+
+	if (w->gpu.fd < 0 && p2p_gpu_open(&w->gpu, 0))
+		w->gpu.fd = -1;
+	if (w->nic.fd < 0 && p2p_nic_open(&w->nic, 0))
+		w->nic.fd = -1;
+	if (w->nic.fd < 0 || w->registered)
+		return;
+	ret = p2p_nic_reg(&w->nic, w->buf.p, w->buf.len, P2PTEST_NIC_MR_WRITE,
+			  &w->buf.handle);
+	w->registered = !ret;
+	if (ret)
+		gone(w, NIC, "register", ret);
+}
+
+static void nic_transfer(struct worker *w, unsigned int i, bool write)
+{
+	unsigned int lossy = load(shared->lossy);
+	__u64 new = w->next++;
+	int ret;
+
+	if (write) {
+		p2p_fill(w->data, new, 0, P2P_PAGE);
+		ret = p2p_nic_write(&w->nic, w->buf.handle, page_at(w, i), w->data,
+				    P2P_PAGE, NULL);
+	} else {
+		memset(w->data, 0, P2P_PAGE);
+		ret = p2p_nic_read(&w->nic, w->buf.handle, page_at(w, i), w->data,
+				   P2P_PAGE, NULL);
+	}
+	/* It may be lossy from now on, but not from before */
+	if (!(lossy & 1) && lossy == load(shared->lossy)) {
+		if (!ret && write)
+			w->want[i] = new;
+		else if (!ret)
+			check(w, "NIC read", i, w->data);
+		if (!ret)
+			return;
+		gone(w, NIC, write ? "NIC write" : "NIC read", ret);
+	} else if (ret == -ENODEV) {
+		gone(w, NIC, "", ret);
+	} else if (ret && ret != -EIO) {
+		wrong(w, "NIC: %s", strerror(-ret));
+	}
+	if (write)
+		settle(w, "NIC write", i, new);
+}
+
+static void gpu_transfer(struct worker *w, unsigned int i, bool write)
+{
+	__u64 new = w->next++;
+	long ret;
+
+	if (write) {
+		p2p_fill(w->data, new, 0, P2P_PAGE);
+		ret = p2p_gpu_write(&w->gpu, page_at(w, i), w->data, P2P_PAGE);
+	} else {
+		memset(w->data, 0, P2P_PAGE);
+		ret = p2p_gpu_read(&w->gpu, page_at(w, i), w->data, P2P_PAGE);
+	}
+	if (ret >= 0 && write)
+		w->want[i] = new;
+	else if (ret >= 0)
+		check(w, "GPU read", i, w->data);
+	else if (gone(w, GPU, write ? "GPU write" : "GPU read", ret) && write)
+		settle(w, "GPU write", i, new);
+}
+
+static void move(struct worker *w, bool in, unsigned int from, unsigned int n)
+{
+	long ret = in ? p2p_gpu_to_vram(&w->gpu, page_at(w, from), n * P2P_PAGE) :
+			p2p_gpu_to_host(&w->gpu, page_at(w, from), n * P2P_PAGE);
+
+	if (ret < 0)
+		gone(w, GPU, in ? "to VRAM" : "to host", ret);
+}
+
+static void work(struct worker *w)
+{
+	unsigned int i = dice(&w->random, PAGES);
+
+	open_again(w);
+	w->op = dice(&w->random, 10);
+	switch (w->op) {
+	case 0:
+	case 1:
+		p2p_fill(page_at(w, i), w->next, 0, P2P_PAGE);
+		w->want[i] = w->next++;
+		break;
+	case 2:
+		check(w, "CPU read", i, page_at(w, i));
+		break;
+	case 3:
+	case 4:
+	case 5:
+		if (w->registered)
+			nic_transfer(w, i, w->op != 3);
+		break;
+	case 6:
+	case 7:
+		if (w->gpu.fd >= 0)
+			gpu_transfer(w, i, w->op == 6);
+		break;
+	default:
+		if (w->gpu.fd >= 0)
+			move(w, dice(&w->random, 4), i, PAGES - i);
+		break;
+	}
+	p2p_sleep_ms(1);
+}
+
+/* Where are the pages, and what is in them? */
+static void look(struct worker *w, unsigned int turn)
+{
+	unsigned int i;
+	long n;
+
+	open_again(w);
+	if (w->gpu.fd >= 0)
+		move(w, true, PAGES / 4, PAGES / 2);
+	if (load(shared->gpu_gone)) {
+		n = p2p_device_private(w->buf.p, w->buf.len);
+		if (n)
+			wrong(w, "the GPU is gone, and has %ld pages", n);
+	}
+	for (i = 0; i < PAGES; i++) {
+		if (w->gpu.fd >= 0)
+			gpu_transfer(w, i, false);
+		else
+			check(w, "CPU read", i, page_at(w, i));
+	}
+	n = 0;
+	if (w->gpu.fd >= 0) {
+		n = p2p_gpu_resident(&w->gpu, w->buf.p, w->buf.len);
+		if (n < 0)
+			gone(w, GPU, "lookup", n);
+	}
+	shared->proc[w->number].resident = n;
+	store(shared->proc[w->number].looked, turn);
+}
+
+static void worker(struct __test_metadata *_metadata, unsigned int number)
+{
+	struct worker w = {
+		.number = number,
+		.random = shared->seed * 1000 + number,
+		.gpu.fd = -1,
+		.nic.fd = -1,
+		/* Streams of different seeds must not be shifts of each other */
+		.next = ((__u64)number + 1) << 40,
+	};
+	unsigned int turn = 0, i;
+
+	p2p_buf_alloc(_metadata, &w.buf, PAGES, 0);
+	w.data = malloc(P2P_PAGE);
+	ASSERT_NE(NULL, w.data);
+	for (i = 0; i < PAGES; i++) {
+		w.want[i] = w.next++;
+		p2p_fill(page_at(&w, i), w.want[i], 0, P2P_PAGE);
+	}
+	while (!load(shared->end) && !load(shared->stop)) {
+		if (turn != load(shared->look))
+			look(&w, ++turn);
+		else if (load(shared->run))
+			work(&w);
+		else
+			p2p_sleep_ms(2);
+	}
+	_exit(load(shared->stop));
+}
+
+/* The test itself */
+
+FIXTURE(p2p_vanish)
+{
+	P2P_SELF p2p;
+	char name[2][P2P_PCI_NAME];
+};
+
+#define SELF FIXTURE_DATA(p2p_vanish)
+
+FIXTURE_SETUP(p2p_vanish)
+{
+	p2p_setup(_metadata, &self->p2p, NULL);
+	if (self->p2p.nic.fd < 0)
+		return;
+	ASSERT_EQ(0, p2p_pci_name(P2P_GPU_DRIVER, 0, self->name[GPU]));
+	ASSERT_EQ(0, p2p_pci_name(P2P_NIC_DRIVER, 0, self->name[NIC]));
+}
+
+static const char *const driver[] = { P2P_GPU_DRIVER, P2P_NIC_DRIVER };
+
+static int scan_again(void)
+{
+	int fd = open("/sys/bus/pci/rescan", O_WRONLY | O_CLOEXEC), ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (write(fd, "1", 1) != 1)
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
+FIXTURE_TEARDOWN_PARENT(p2p_vanish)
+{
+	/* Also if the test did not get that far */
+	scan_again();
+	p2p_pci_bind(P2P_GPU_DRIVER, self->name[GPU], 0);
+	p2p_pci_bind(P2P_NIC_DRIVER, self->name[NIC], 0);
+	p2p_teardown(_metadata, &self->p2p, NULL);
+}
+
+#define COMMAND		4
+#define COMMAND_MEMORY	2
+#define COMMAND_MASTER	4
+
+static void command(struct __test_metadata *_metadata, const char *name,
+		    unsigned char bit, bool on)
+{
+	char path[96];
+	unsigned char value;
+	int fd;
+
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/config", name);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	ASSERT_LE(0, fd);
+	ASSERT_EQ(1, pread(fd, &value, 1, COMMAND));
+	value = on ? value | bit : value & ~bit;
+	ASSERT_EQ(1, pwrite(fd, &value, 1, COMMAND));
+	close(fd);
+}
+
+/* All processes look at their pages now; what they have in VRAM together */
+static long all_look(struct __test_metadata *_metadata)
+{
+	unsigned int turn = ++shared->look, i;
+	long resident = 0;
+
+	for (i = 0; i < PROCS; i++) {
+		while (load(shared->proc[i].looked) != turn) {
+			ASSERT_FALSE(load(shared->stop));
+			p2p_sleep_ms(5);
+		}
+		resident += shared->proc[i].resident;
+	}
+	return resident;
+}
+
+static void wait_open(struct __test_metadata *_metadata, P2P_SELF *p2p)
+{
+	int i;
+
+	p2p_gpu_close(&p2p->gpu);
+	for (i = 0; p2p_gpu_open(&p2p->gpu, 0); i++) {
+		ASSERT_GT(1000, i)
+			TH_LOG("the GPU does not come back");
+		p2p_sleep_ms(20);
+	}
+	p2p_nic_close(&p2p->nic);
+	for (i = 0; p2p_nic_open(&p2p->nic, 0); i++) {
+		ASSERT_GT(1000, i)
+			TH_LOG("the NIC does not come back");
+		p2p_sleep_ms(20);
+	}
+}
+
+static void unbind(struct __test_metadata *_metadata, SELF *self,
+		   int dev)
+{
+	ASSERT_EQ(0, p2p_pci_unbind(driver[dev], self->name[dev]));
+	store(shared->gpu_gone, dev == GPU);
+	all_look(_metadata);
+	store(shared->gpu_gone, false);
+	ASSERT_EQ(0, p2p_pci_bind(driver[dev], self->name[dev], 0));
+}
+
+static void remove_device(struct __test_metadata *_metadata,
+			  SELF *self, int dev)
+{
+	ASSERT_EQ(0, p2p_pci_attr_set(self->name[dev], "remove", "1"));
+	store(shared->gpu_gone, dev == GPU);
+	all_look(_metadata);
+	store(shared->gpu_gone, false);
+	ASSERT_EQ(0, scan_again());
+}
+
+/*
+ * A GPU would lose its memory; the test GPU's stays, but cannot be reached
+ * meanwhile, and its driver does not know. So nobody uses it then.
+ */
+static void reset(struct __test_metadata *_metadata, SELF *self,
+		  int dev)
+{
+	if (dev == GPU) {
+		store(shared->run, false);
+		all_look(_metadata);
+	}
+	shared->lossy++;
+	ASSERT_EQ(0, p2p_pci_attr_set(self->name[dev], "reset", "1"));
+	shared->lossy++;
+}
+
+static void master_off(struct __test_metadata *_metadata,
+		       SELF *self, int dev)
+{
+	/* The GPU asks nobody for anything */
+	shared->lossy += dev == NIC;
+	command(_metadata, self->name[dev], COMMAND_MASTER, false);
+	p2p_sleep_ms(4 * TRANSFER_MS);
+	command(_metadata, self->name[dev], COMMAND_MASTER, true);
+	shared->lossy += dev == NIC;
+}
+
+/*
+ * Nobody answers: all reads are ones, as if it were pulled out. The driver of the
+ * NIC gives it up, until it is bound again. The driver of the GPU has nothing to
+ * tell that by.
+ */
+static void surprise(struct __test_metadata *_metadata,
+		     SELF *self, int dev __always_unused)
+{
+	shared->lossy++;
+	command(_metadata, self->name[NIC], COMMAND_MEMORY, false);
+	p2p_sleep_ms(TRANSFER_MS);
+	unbind(_metadata, self, NIC);
+	shared->lossy++;
+}
+
+static const struct way {
+	const char *name;
+	void (*run)(struct __test_metadata *_metadata, SELF *self,
+		    int dev);
+	bool only_nic;
+} ways[] = {
+	{ .name = "unbind", .run = unbind },
+	{ .name = "remove", .run = remove_device },
+	{ .name = "reset", .run = reset },
+	{ .name = "bus master off", .run = master_off },
+	{ .name = "surprise", .run = surprise, .only_nic = true },
+};
+
+static __u64 number_from(const char *name, __u64 otherwise)
+{
+	const char *text = getenv(name);
+
+	return text && *text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+TEST_F_TIMEOUT(p2p_vanish, random, TIMEOUT_S)
+{
+	__u64 minutes = number_from("P2P_STRESS_MINUTES", 0);
+	unsigned int times[ARRAY_SIZE(ways)][2] = { };
+	unsigned int random, steps, i, dev, nr, busy = 0;
+	__u64 start = p2p_now_ms();
+	struct p2ptest_gpu_info info;
+	const struct way *way;
+	pid_t pid[PROCS];
+	long resident;
+
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, (void *)shared);
+	shared->seed = number_from("P2P_STRESS_SEED", 1);
+	shared->way = "begin";
+	random = shared->seed;
+	for (i = 0; i < PROCS; i++) {
+		pid[i] = p2p_fork_child(_metadata);
+		if (!pid[i])
+			worker(_metadata, i);
+	}
+	for (steps = 0; minutes ? p2p_now_ms() - start < minutes * 60000 :
+				  steps < VANISH; steps++) {
+		dev = dice(&random, 2);
+		nr = dice(&random, ARRAY_SIZE(ways));
+		way = &ways[nr];
+		if (way->only_nic)
+			dev = NIC;
+		shared->step = steps;
+		shared->way = way->name;
+		store(shared->run, dice(&random, 3));
+		busy += shared->run;
+		p2p_sleep_ms(shared->run ? dice(&random, 500) : 1);
+		way->run(_metadata, self, dev);
+		times[nr][dev]++;
+
+		store(shared->run, false);
+		wait_open(_metadata, &self->p2p);
+		resident = all_look(_metadata);
+		info = p2p_info(_metadata, &self->p2p.gpu);
+		ASSERT_EQ(resident, (long)info.pages_used)
+			TH_LOG("step %u, %s of the %s", steps, way->name,
+			       device_names[dev]);
+		ASSERT_EQ(info.vram_size / P2P_PAGE,
+			  info.pages_used + info.pages_free);
+	}
+	store(shared->end, true);
+	for (i = 0; i < PROCS; i++)
+		p2p_wait_child(_metadata, pid[i]);
+	ksft_print_msg("stress: seed %llu, %u times a device was gone, %u of them busy, in %llu s:",
+		       shared->seed, steps, busy, (p2p_now_ms() - start) / 1000);
+	for (i = 0; i < ARRAY_SIZE(ways); i++)
+		printf(" %s %u GPU, %u NIC;", ways[i].name, times[i][GPU],
+		       times[i][NIC]);
+	printf("\n");
+	EXPECT_FALSE(shared->stop);
+}
+
+TEST_HARNESS_MAIN
