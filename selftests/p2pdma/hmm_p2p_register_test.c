@@ -224,6 +224,7 @@ TEST_F_TIMEOUT(p2p, moved, TIMEOUT_S)
 	struct p2ptest_nic_pinned pinned;
 	struct side src, dst;
 	struct p2p_view view;
+	__u64 total;
 
 	if (!p2p_peer_path(self->path))
 		SKIP(return, "no path to the GPU is another topology");
@@ -254,10 +255,12 @@ TEST_F_TIMEOUT(p2p, moved, TIMEOUT_S)
 				    &view));
 	EXPECT_EQ(2U, view.kind[P2PTEST_PAGE_HOST]);
 
+	/* To move some of them, the GPU's driver may ask for all */
 	ASSERT_EQ(2, p2p_gpu_to_vram(&self->gpu, src.buf.p, src.buf.len));
-	EXPECT_EQ(4U, revoked(_metadata, self, &src));
+	total = revoked(_metadata, self, &src);
+	EXPECT_LE(4U, total);
 	EXPECT_EQ(0, copy(self, &src, &dst, NULL));
-	side_known(_metadata, self, &src, 4);
+	side_known(_metadata, self, &src, total);
 	side_free(_metadata, self, &src);
 	side_free(_metadata, self, &dst);
 }

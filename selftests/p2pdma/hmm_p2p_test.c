@@ -384,6 +384,63 @@ TEST_F_TIMEOUT(p2p, thp_inside, TIMEOUT_S)
 	EXPECT_EQ(0, munmap(buf.p, P2P_HUGE / 2));
 }
 
+/*
+ * 512 pages in a row, which are mapped at once. When one of them goes away, the
+ * NIC still has the others.
+ */
+static void part_of_run(struct __test_metadata *_metadata, P2P_SELF *self,
+			bool vram)
+{
+	const size_t last = P2P_HUGE / P2P_PAGE - 1, part = 101;
+	const size_t others[] = { 0, part - 1, part + 1, last };
+	unsigned char data[P2P_PAGE];
+	struct p2ptest_nic_xfer xfer;
+	struct p2p_buf buf;
+	size_t i;
+
+	if (!p2p_buf_init_huge(_metadata, self, &buf, BEFORE))
+		return;
+	if (vram)
+		p2p_buf_to_vram(_metadata, self, &buf);
+	/* From now on each page has an entry of its own: one can go alone */
+	ASSERT_EQ(0, mprotect(buf.p + part * P2P_PAGE, P2P_PAGE, PROT_READ));
+	ASSERT_EQ(0, mprotect(buf.p + part * P2P_PAGE, P2P_PAGE,
+			      PROT_READ | PROT_WRITE));
+	/* One is mapped before the others */
+	EXPECT_EQ(0, p2p_nic_read(&self->nic, buf.handle,
+				  buf.p + (part - 1) * P2P_PAGE, data, 1,
+				  NULL));
+	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
+
+	ASSERT_EQ(0, madvise(buf.p + part * P2P_PAGE, P2P_PAGE,
+			     MADV_DONTNEED));
+	for (i = 0; i < sizeof(others) / sizeof(*others); i++) {
+		const size_t pos = others[i] * P2P_PAGE;
+
+		EXPECT_EQ(0, p2p_nic_read(&self->nic, buf.handle, buf.p + pos,
+					  data, P2P_PAGE, &xfer));
+		EXPECT_EQ(0U, xfer.faults);
+		p2p_expect_pattern(_metadata, "page beside", data, AFTER, pos,
+				   P2P_PAGE);
+	}
+	EXPECT_EQ(0, p2p_nic_read(&self->nic, buf.handle,
+				  buf.p + part * P2P_PAGE, data, P2P_PAGE,
+				  &xfer));
+	EXPECT_EQ(1U, xfer.faults);
+	EXPECT_EQ(P2P_PAGE, p2p_compare_byte(data, 0, P2P_PAGE));
+	p2p_buf_free(_metadata, self, &buf);
+}
+
+TEST_F_TIMEOUT(p2p, part_of_run_vram, TIMEOUT_S)
+{
+	part_of_run(_metadata, self, true);
+}
+
+TEST_F_TIMEOUT(p2p, part_of_run_host, TIMEOUT_S)
+{
+	part_of_run(_metadata, self, false);
+}
+
 /* A huge page for which VRAM has room, but not in one piece, moves in pages */
 TEST_F_TIMEOUT(p2p, thp_no_room, TIMEOUT_S)
 {

@@ -53,6 +53,10 @@
 
 use kernel::{
     device::Core,
+    dma::{
+        Device,
+        DmaMask, //
+    },
     driver,
     miscdevice::{
         MiscDeviceOptions,
@@ -104,6 +108,8 @@ impl pci::Driver for GpuDriver<'_> {
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         pin_init::pin_init_scope(move || {
             pdev.enable_device_mem()?;
+            // SAFETY: Nothing of this device is allocated or mapped for DMA yet.
+            unsafe { pdev.dma_set_mask_and_coherent(DmaMask::new::<64>())? };
 
             // Negative for all of the memory.
             let window = u64::try_from(module_parameters::window.value()).ok();

@@ -78,6 +78,9 @@ static void put(struct __test_metadata *_metadata, VERBS_SELF *self,
 #define FROM	1
 #define TO	2
 
+/* 32 MiB */
+#define LARGE_PAGES	8192UL
+
 static void copy_part(struct __test_metadata *_metadata, VERBS_SELF *self,
 		      enum place place, enum ibv_wr_opcode op, int sides,
 		      size_t part)
@@ -206,7 +209,8 @@ TEST_F_TIMEOUT(verbs, pinned, TIMEOUT_S)
 
 /* Advice that was waited for spares the transfer all page faults */
 static void prefetch(struct __test_metadata *_metadata, VERBS_SELF *self,
-		     enum ib_uverbs_advise_mr_advice advice, __u32 flags)
+		     size_t pages, enum ib_uverbs_advise_mr_advice advice,
+		     __u32 flags)
 {
 	const bool faults = advice != IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
 	const bool waits = flags & IBV_ADVISE_MR_FLAG_FLUSH;
@@ -216,8 +220,8 @@ static void prefetch(struct __test_metadata *_metadata, VERBS_SELF *self,
 	struct ibv_sge sge;
 	int ret;
 
-	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
-	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_init(_metadata, self, &buf, pages, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, pages, OTHER, VERBS_REMOTE);
 	verbs_buf_to_vram(_metadata, self, &buf);
 	sge = (struct ibv_sge){
 		.addr = (uintptr_t)buf.p,
@@ -230,10 +234,10 @@ static void prefetch(struct __test_metadata *_metadata, VERBS_SELF *self,
 		SKIP(goto free, "the RDMA device takes no advice");
 	ASSERT_EQ(0, ret);
 	if (!self->no_gpu && (self->peer || !faults || waits))
-		EXPECT_EQ(self->peer || !faults ? (long)PAGES : 0,
+		EXPECT_EQ(self->peer || !faults ? (long)pages : 0,
 			  verbs_buf_vram(self, &buf, 0, buf.len));
 	if (faults && waits)
-		verbs_expect_met(_metadata, self, &mark, PAGES);
+		verbs_expect_met(_metadata, self, &mark, pages);
 
 	verbs_mark(_metadata, self, &mark);
 	verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &buf, 0, &data, 0,
@@ -264,11 +268,18 @@ TEST_F_TIMEOUT(verbs, prefetch, TIMEOUT_S)
 	size_t i;
 
 	for (i = 0; i < 2 * ARRAY_SIZE(advice) && !_metadata->exit_code; i++) {
-		prefetch(_metadata, self, advice[i / 2],
+		prefetch(_metadata, self, PAGES, advice[i / 2],
 			 i % 2 ? IBV_ADVISE_MR_FLAG_FLUSH : 0);
 		if (_metadata->exit_code == KSFT_FAIL)
 			TH_LOG("advice %d, flush %zu", advice[i / 2], i % 2);
 	}
+}
+
+/* ... of much more than what a page fault brings */
+TEST_F_TIMEOUT(verbs, prefetch_large, TIMEOUT_S)
+{
+	prefetch(_metadata, self, LARGE_PAGES,
+		 IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH);
 }
 
 static int rereg(struct verbs_buf *buf, int what, struct ibv_pd *pd, int access)

@@ -84,25 +84,24 @@ impl PageTable<'_> {
     /// Fails if that page cannot be mapped. Others that cannot are left out; the NIC gets to them
     /// when it needs them.
     pub(crate) fn fill(&mut self, first: usize, valid: Valid<'_>) -> Result<(), MapError> {
-        let mut fill = self.dma.fill(valid);
-
         for page in 0..valid.len() {
-            let index = first + page;
-
             let result = valid.p2p_result(page);
             if result != P2pResult::None {
-                self.reasons[index] = result as u8;
+                self.reasons[first + page] = result as u8;
             }
+        }
 
-            let Err(err) = fill.map(page, index) else {
-                continue;
-            };
-            if page == 0 {
-                return Err(match valid.get(page) {
+        let mut fill = self.dma.fill(valid);
+        let mut page = 0;
+
+        while let Err(not) = fill.map_range(page..valid.len(), first + page) {
+            if not.page == 0 {
+                return Err(match valid.get(0) {
                     Pfn::Alias(_) => MapError::Alias,
-                    _ => MapError::Host(err),
+                    _ => MapError::Host(not.error),
                 });
             }
+            page = not.page + 1;
         }
 
         Ok(())

@@ -168,9 +168,11 @@ impl Mapping<'_> {
 ///             continue;
 ///         };
 ///
-///         let mut fill = dma.fill(valid);
+///         dma.fill(valid)
+///             .map_range(0..valid.len(), 0)
+///             .map_err(|not_mapped| not_mapped.error)?;
 ///         for page in 0..valid.len() {
-///             let _addr = fill.map(page, page)?.addr();
+///             let _addr = dma.get(page).map(|mapping| mapping.addr());
 ///             // Tell the device. It uses the address until `invalidate` makes it stop.
 ///         }
 ///         return Ok(());
@@ -271,14 +273,22 @@ impl<'bound> DmaMap<'bound> {
     ///
     /// The device must have stopped to use them.
     pub fn unmap(&mut self, range: Range<usize>) -> usize {
-        let mut unmapped = 0;
+        let range = range.start..range.end.min(self.len());
+        if range.is_empty() {
+            return 0;
+        }
 
-        for index in range.start..range.end.min(self.len()) {
-            // SAFETY: The map is allocated for `dev` and has a slot `index` by the type invariants.
-            if unsafe { bindings::hmm_dma_unmap_pfn(self.dev.as_raw(), &mut self.map, index) } {
-                unmapped += 1;
-            }
+        // SAFETY: The map is allocated for `dev` and has the slots `range` by the type invariants.
+        let unmapped = unsafe {
+            bindings::hmm_dma_unmap_range(
+                self.dev.as_raw(),
+                &mut self.map,
+                range.start,
+                range.len(),
+            )
+        };
 
+        for index in range {
             // INVARIANT: The slot is unmapped, if it was not before.
             // SAFETY: `pfn_list` has an entry `index` by the type invariants.
             unsafe { *self.map.pfn_list.add(index) = 0 };
@@ -315,12 +325,91 @@ impl Fill<'_, '_> {
     /// - [`EIO`] if the mapping failed. The slot is then empty. If the page is an alias, the driver
     ///   should ask for host memory instead, see [`PfnBuf::host_only`](super::PfnBuf::host_only).
     pub fn map(&mut self, page: usize, index: usize) -> Result<Mapping<'_>> {
+        self.take_over(page, index)?;
+
+        // SAFETY: The map is allocated for the device, and slot `index` has a valid PFN of host
+        // memory or an alias. The latter stays valid as long as `self.valid`, so the provider that
+        // `state` may refer to does, too.
+        let addr = unsafe {
+            bindings::hmm_dma_map_pfn(
+                self.map.dev.as_raw(),
+                &mut self.map.map,
+                index,
+                &mut self.state,
+            )
+        };
+        if addr == DmaAddress::MAX {
+            // INVARIANT: Not mapped, so the entry must not be valid either.
+            // SAFETY: `pfn_list` has an entry `index` by the type invariants of `DmaMap`.
+            unsafe { *self.map.map.pfn_list.add(index) = 0 };
+            return Err(EIO);
+        }
+
+        // INVARIANT: A direct mapping needs no unmapping, but `hmm_dma_map_pfn()` marks it as
+        // mapped nevertheless.
+        self.map.addrs[index] = addr;
+        self.map.get(index).ok_or(EIO)
+    }
+
+    /// Maps `pages` of the range fault for DMA, and stores them in the slots from `index` on.
+    ///
+    /// This is faster than [`Fill::map`] for each of them, as adjacent pages are mapped at once.
+    /// It ends at the first page for which that would fail; those before it are mapped. The
+    /// driver may go on behind it.
+    pub fn map_range(&mut self, pages: Range<usize>, index: usize) -> Result<(), NotMapped> {
+        let mut result = Ok(());
+        let mut end = index;
+
+        for page in pages.clone() {
+            if let Err(error) = self.take_over(page, end) {
+                result = Err(NotMapped { page, error });
+                break;
+            }
+            end += 1;
+        }
+        if end == index {
+            return result;
+        }
+
+        // SAFETY: As in `map`, for all slots from `index` to `end`. `take_over` saw that the map
+        // has them, and `addrs` has as many elements.
+        let done = unsafe {
+            bindings::hmm_dma_map_range(
+                self.map.dev.as_raw(),
+                &mut self.map.map,
+                index,
+                end - index,
+                &mut self.state,
+                self.map.addrs.as_mut_ptr().add(index),
+            )
+        };
+
+        for slot in index + done..end {
+            // SAFETY: `pfn_list` has an entry `slot` by the type invariants of `DmaMap`.
+            let entry = unsafe { &mut *self.map.map.pfn_list.add(slot) };
+            if *entry & DMA_MAPPED == 0 {
+                // INVARIANT: Not mapped, so the entry must not be valid either.
+                *entry = 0;
+            }
+        }
+        // INVARIANT: All other slots are mapped, and the C function stored their addresses.
+        if index + done == end {
+            return result;
+        }
+
+        Err(NotMapped {
+            page: pages.start + done,
+            error: EIO,
+        })
+    }
+
+    /// Puts page `page` of the range fault in slot `index`, which is to be mapped next.
+    fn take_over(&mut self, page: usize, index: usize) -> Result {
         let new = self.valid.raw(page).ok_or(EINVAL)? & !MAPPING;
         if index >= self.map.len() || new & VALID == 0 || new & (ERROR | DEVICE_PRIVATE) != 0 {
             return Err(EINVAL);
         }
 
-        let dev = self.map.dev.as_raw();
         // SAFETY: `pfn_list` has an entry `index` by the type invariants of `DmaMap`; it is only
         // accessed through `&self.map` and `&mut self.map`, and we have the latter.
         let entry = unsafe { &mut *self.map.map.pfn_list.add(index) };
@@ -338,26 +427,17 @@ impl Fill<'_, '_> {
                 host.set_dirty();
             }
         }
-
-        // SAFETY: The map is allocated for `dev`, and slot `index` has a valid PFN of host memory
-        // or an alias. The latter stays valid as long as `self.valid`, so the provider that `state`
-        // may refer to does, too.
-        let addr =
-            unsafe { bindings::hmm_dma_map_pfn(dev, &mut self.map.map, index, &mut self.state) };
-
-        // SAFETY: As above.
-        let entry = unsafe { &mut *self.map.map.pfn_list.add(index) };
-        if addr == DmaAddress::MAX {
-            // INVARIANT: Not mapped, so the entry must not be valid either.
-            *entry = 0;
-            return Err(EIO);
-        }
-
-        // INVARIANT: A direct mapping needs no unmapping, but `hmm_dma_map_pfn()` marks it as
-        // mapped nevertheless.
-        self.map.addrs[index] = addr;
-        self.map.get(index).ok_or(EIO)
+        Ok(())
     }
+}
+
+/// Why [`Fill::map_range`] ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotMapped {
+    /// The page that is not mapped.
+    pub page: usize,
+    /// What [`Fill::map`] would fail with.
+    pub error: Error,
 }
 
 #[cfg(CONFIG_RUST_MM_HMM_KUNIT_TEST)]
@@ -500,6 +580,62 @@ pub(super) mod tests {
             assert_eq!(dma.unmap(0..usize::MAX), 2);
             assert_eq!(dma.unmap(0..PAGES), 0);
             Ok(())
+        })
+    }
+
+    /// A range has the same addresses as its pages, and any of them can be unmapped.
+    #[test]
+    fn range_is_its_pages() -> Result {
+        with_mirror(|mirror, mm| {
+            fault(mirror, mm, Access::Write, |valid, dma| {
+                let mut addrs = [0; PAGES];
+
+                for (page, addr) in addrs.iter_mut().enumerate() {
+                    *addr = dma.fill(valid).map(page, page)?.addr();
+                }
+                // Once with a page that is mapped, and once more after it is not.
+                assert_eq!(dma.unmap(1..PAGES), PAGES - 1);
+                for _ in 0..2 {
+                    assert_eq!(dma.fill(valid).map_range(0..PAGES, 0), Ok(()));
+                    for (page, addr) in addrs.iter().enumerate() {
+                        assert!(dma.get(page).is_some_and(|m| m.addr() == *addr));
+                    }
+                    assert_eq!(dma.unmap(1..2), 1);
+                    assert!(dma.get(1).is_none());
+                    assert_eq!(dma.unmap(0..PAGES), PAGES - 1);
+                }
+                Ok::<_, Error>(())
+            })?
+        })
+    }
+
+    /// A range ends at what can not be mapped.
+    #[test]
+    fn range_ends() -> Result {
+        with_mirror(|mirror, mm| {
+            fault(mirror, mm, Access::Write, |valid, dma| {
+                let page = |page| valid.raw(page).unwrap_or(0);
+                let pfns = [page(0), 0, page(2)];
+                let hole = Valid {
+                    pfns: &pfns,
+                    results: &[0; 3],
+                };
+                let not = |page| {
+                    Err(NotMapped {
+                        page,
+                        error: EINVAL,
+                    })
+                };
+
+                assert_eq!(dma.fill(hole).map_range(0..3, 0), not(1));
+                assert!(dma.get(0).is_some());
+                assert!(dma.get(1).is_none());
+                assert!(dma.get(2).is_none());
+                assert_eq!(dma.fill(hole).map_range(1..3, 1), not(1));
+                assert_eq!(dma.fill(hole).map_range(2..3, 2), Ok(()));
+                assert_eq!(dma.fill(hole).map_range(2..3, PAGES), not(2));
+                assert_eq!(dma.unmap(0..PAGES), 2);
+            })
         })
     }
 
