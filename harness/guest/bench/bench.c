@@ -76,19 +76,27 @@ static char *anonymous(size_t len, bool huge)
 	return p;
 }
 
-static struct hmm_bench fault(char *p, unsigned long pages, unsigned int flags,
-			      unsigned int rounds)
+static struct hmm_bench fault_runs(char *p, unsigned long pages,
+				   unsigned int flags, unsigned int rounds,
+				   unsigned int run)
 {
 	struct hmm_bench args = {
 		.addr = (uintptr_t)p,
 		.pages = pages,
 		.flags = flags,
 		.rounds = rounds,
+		.run = run,
 	};
 
 	if (ioctl(bench_fd, HMM_BENCH, &args))
 		err(1, "fault of %lu pages, flags %x", pages, flags);
 	return args;
+}
+
+static struct hmm_bench fault(char *p, unsigned long pages, unsigned int flags,
+			      unsigned int rounds)
+{
+	return fault_runs(p, pages, flags, rounds, 0);
 }
 
 static void found(const struct hmm_bench *args, uint64_t host, uint64_t alias)
@@ -102,7 +110,7 @@ static void found(const struct hmm_bench *args, uint64_t host, uint64_t alias)
 static const unsigned long sizes[] = { 1024, 2048 };
 static const unsigned long huge_sizes[] = { 8 * HUGE_PAGES, 16 * HUGE_PAGES };
 
-static void ram(void)
+static void ram(bool ranges)
 {
 	char *p = anonymous(sizes[1] * PAGE, false);
 	char *h = anonymous(huge_sizes[1] * PAGE, true);
@@ -122,8 +130,37 @@ static void ram(void)
 		found(&args, huge_sizes[i], 0);
 		say("fault_2m", huge_sizes[i], args.fault);
 	}
+	if (ranges)
+		map_range("ram", h, BENCH_FAULT);
 	munmap(p, sizes[1] * PAGE);
 	munmap(h, huge_sizes[1] * PAGE);
+}
+
+/*
+ * Pages that were found as @flags say, mapped by one call, in runs of 1, 8, 64
+ * and 512 pages
+ */
+static void map_range(const char *what, char *h, unsigned int flags)
+{
+	const unsigned int runs[] = { 1, 8, 64, HUGE_PAGES };
+	struct hmm_bench args;
+	char name[64];
+	unsigned int r;
+	int i;
+
+	flags |= BENCH_MAP | BENCH_MAP_RANGE;
+	for (i = 0; i < 2; i++) {
+		for (r = 0; r < sizeof(runs) / sizeof(*runs); r++) {
+			args = fault_runs(h, huge_sizes[i], flags, ROUNDS,
+					  runs[r]);
+			snprintf(name, sizeof(name), "map_%s_by_%u", what,
+				 runs[r]);
+			say(name, huge_sizes[i], args.map);
+			snprintf(name, sizeof(name), "unmap_%s_by_%u", what,
+				 runs[r]);
+			say(name, huge_sizes[i], args.unmap);
+		}
+	}
 }
 
 /* 16 GiB of addresses that share 256 MiB of memory */
@@ -217,6 +254,7 @@ static void alias(void)
 		say("map_alias_2m", huge_sizes[i], args.map);
 		say("alias_2m_runs", huge_sizes[i], args.runs);
 	}
+	map_range("alias", h, peer);
 	for (i = 0; i < 2; i++) {
 		say("home_and_back_4k", sizes[i], home_and_back(p, sizes[i]));
 		say("home_and_back_2m", huge_sizes[i],
@@ -327,7 +365,8 @@ int main(int argc, char **argv)
 	if (argc != 2 || (strcmp(argv[1], "ram") && strcmp(argv[1], "p2p")))
 		errx(2, "usage: bench ram|p2p");
 	bench_fd = open_it("/dev/hmm_bench");
-	ram();
+	/* The base can not map a range */
+	ram(!strcmp(argv[1], "p2p"));
 	range();
 	if (!strcmp(argv[1], "p2p")) {
 		gpu_fd = open_it("/dev/p2ptest_gpu0");

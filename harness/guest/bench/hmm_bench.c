@@ -28,6 +28,7 @@ struct bench {
 	struct mmu_interval_notifier notifier;
 	struct mutex lock;
 	struct hmm_dma_map map;
+	dma_addr_t *addrs;
 	struct device *nic;
 };
 
@@ -81,12 +82,52 @@ static void bench_look(struct bench *bench, struct hmm_bench *args)
 	}
 }
 
+/* Reverses the order of runs of pages */
+static void bench_reorder(struct bench *bench, struct hmm_bench *args)
+{
+	unsigned long *pfns = bench->map.pfn_list;
+	unsigned long i, j, k;
+
+	for (i = 0, j = args->pages - args->run; i < j;
+	     i += args->run, j -= args->run)
+		for (k = 0; k < args->run; k++)
+			swap(pfns[i + k], pfns[j + k]);
+}
+
+#ifdef BENCH_RANGE
+static int bench_map_range(struct bench *bench, struct hmm_bench *args)
+{
+	struct pci_p2pdma_map_state state = {};
+	cycles_t start, mapped;
+	size_t done;
+
+	start = get_cycles();
+	done = hmm_dma_map_range(bench->nic, &bench->map, 0, args->pages,
+				 &state, bench->addrs);
+	mapped = get_cycles();
+	hmm_dma_unmap_range(bench->nic, &bench->map, 0, args->pages);
+	bench_least(&args->unmap, get_cycles() - mapped);
+	bench_least(&args->map, mapped - start);
+	return done == args->pages ? 0 : -EIO;
+}
+#else
+static int bench_map_range(struct bench *bench, struct hmm_bench *args)
+{
+	return -EOPNOTSUPP;
+}
+#endif
+
 static int bench_map(struct bench *bench, struct hmm_bench *args)
 {
 	struct pci_p2pdma_map_state state = {};
 	cycles_t start, mapped;
 	bool failed = false;
 	unsigned long i;
+
+	if (args->run)
+		bench_reorder(bench, args);
+	if (args->flags & BENCH_MAP_RANGE)
+		return bench_map_range(bench, args);
 
 	start = get_cycles();
 	for (i = 0; i < args->pages; i++)
@@ -172,7 +213,8 @@ static long bench_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return -ENOTTY;
 	if (copy_from_user(&args, (void __user *)arg, sizeof(args)))
 		return -EFAULT;
-	if (!args.pages || !PAGE_ALIGNED(args.addr))
+	if (!args.pages || !PAGE_ALIGNED(args.addr) ||
+	    (args.run && args.pages % args.run))
 		return -EINVAL;
 	args.fault = 0;
 	args.map = 0;
@@ -183,6 +225,11 @@ static long bench_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return -ENOMEM;
 	mutex_init(&bench->lock);
 	bench->nic = &bench_nic->dev;
+	bench->addrs = kvcalloc(args.pages, sizeof(*bench->addrs), GFP_KERNEL);
+	if (!bench->addrs) {
+		kfree(bench);
+		return -ENOMEM;
+	}
 
 	if (args.flags & BENCH_MAP) {
 		ret = hmm_dma_map_alloc(bench->nic, &bench->map, args.pages,
@@ -199,6 +246,7 @@ static long bench_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		else
 			kvfree(bench->map.pfn_list);
 	}
+	kvfree(bench->addrs);
 	kfree(bench);
 	if (!ret && copy_to_user((void __user *)arg, &args, sizeof(args)))
 		ret = -EFAULT;
@@ -239,5 +287,5 @@ static void __exit bench_exit(void)
 }
 module_exit(bench_exit);
 
-MODULE_DESCRIPTION("Counts what hmm_range_fault() and hmm_dma_map_pfn() cost");
+MODULE_DESCRIPTION("Counts what HMM costs");
 MODULE_LICENSE("GPL");

@@ -12,6 +12,7 @@
 #define BENCH_FAULT	(1U << 0)	/* HMM_PFN_REQ_FAULT; else a snapshot */
 #define BENCH_P2P_OK	(1U << 1)	/* HMM_PFN_REQ_TRY_P2P for the NIC */
 #define BENCH_MAP	(1U << 2)	/* map for the NIC, and unmap again */
+#define BENCH_MAP_RANGE	(1U << 3)	/* the same, all pages by one call */
 
 /**
  * struct hmm_bench - one call of hmm_range_fault()
@@ -19,9 +20,11 @@
  * @pages: number of pages
  * @flags: BENCH_*
  * @rounds: how often; each figure is the least of all rounds
+ * @run: 0, or map runs of as many pages, the last one first
+ * @pad: zero
  * @fault: (out) clock ticks of hmm_range_fault()
- * @map: (out) clock ticks of hmm_dma_map_pfn() for all pages
- * @unmap: (out) clock ticks of hmm_dma_unmap_pfn() for all pages
+ * @map: (out) clock ticks to map all pages, with their DMA addresses
+ * @unmap: (out) clock ticks to unmap all pages
  * @host: (out) pages that were found in host memory
  * @alias: (out) pages whose alias was found
  * @runs: (out) runs of adjacent addresses
@@ -33,6 +36,8 @@ struct hmm_bench {
 	__u64 pages;
 	__u32 flags;
 	__u32 rounds;
+	__u32 run;
+	__u32 pad;
 	__u64 fault;
 	__u64 map;
 	__u64 unmap;
