@@ -111,7 +111,7 @@ impl Bench<'_> {
         }
         let results = Results::new(self.settings, figures)?;
         let dir = self.paths.results();
-        results.write(&dir)?;
+        results.write(&dir, &self.recorded)?;
         println!("\n{}\n\n{}", self.recorded, results.tables());
         println!("results: {}", self.paths.short(&dir.join("bench.json")));
         Ok(if results.all_met() {

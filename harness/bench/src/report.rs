@@ -93,9 +93,13 @@ impl Results {
         self.goals.iter().all(|goal| goal.met)
     }
 
-    /// Writes bench.json and bench.svg.
-    pub fn write(&self, dir: &Path) -> Result<()> {
+    /// Writes bench.json, bench.svg, and bench.md, which has the tables and what the series
+    /// is that they are of.
+    pub fn write(&self, dir: &Path, recorded: &str) -> Result<()> {
         fs::create_dir_all(dir)?;
+        let tables = self.tables();
+        let text = format!("{recorded}\n\n{tables}\n\n![cost by size of the range](bench.svg)\n");
+        fs::write(dir.join("bench.md"), text)?;
         fs::write(dir.join("bench.json"), serde_json::to_string_pretty(self)?)?;
         plot::draw(&dir.join("bench.svg"), &self.counted)
     }

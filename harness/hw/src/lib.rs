@@ -17,7 +17,7 @@ use host::paths::Paths;
 use host::ui::Ui;
 use ktap::Status;
 use perftest::Measured;
-use results::report::{Outcome, Report};
+use results::report::{self, Outcome, Report};
 use sysroot::Host;
 
 mod checks;
@@ -28,10 +28,17 @@ mod sysroot;
 /// perftest's options that put its buffer into the GPU and keep it there.
 pub const GPU_OPTIONS: &str = "--use_opencl=0 --gpu_touch=infinite";
 
+/// What does all of it again.
+const COMMAND: &str = "make hw-test";
+
 /// What is written to build/results, and what an owner of hardware sends back.
 #[derive(Serialize)]
 struct Record<'a> {
+    command: &'static str,
+    host: String,
     kernel: String,
+    /// Why it ended early.
+    aborted: Option<String>,
     /// What p2p-doctor says.
     doctor: &'a doctor::report::Report,
     findings: &'a [Finding],
@@ -60,12 +67,18 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
         &mut measured,
         &mut outcomes,
     );
+    let mut report = Report::from(outcomes);
+    report.write_logs(&paths.logs(), |file| paths.short(file))?;
+    report.note_repeats(|_| COMMAND.to_owned());
     let record = Record {
+        command: COMMAND,
+        host: report::host(),
+        aborted: result.as_ref().err().map(|error| format!("{error:#}")),
         kernel: host.read("/proc/version").unwrap_or_default(),
         doctor: &diagnosis,
         findings: &survey.findings,
         measured: &measured,
-        outcomes: &outcomes,
+        outcomes: &report.outcomes,
         log: kernel_log(&host),
     };
     fs::create_dir_all(paths.results())?;
@@ -77,14 +90,13 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
         file.with_extension("json"),
         serde_json::to_string_pretty(&record)?,
     )?;
-    let mut report = Report::from(outcomes);
-    report.write_logs(&paths.logs(), |file| paths.short(file))?;
     print!(
         "{}{}",
         table(&measured),
-        report.tell(|_| "make hw-test".to_owned())
+        report.tell(|_| COMMAND.to_owned())
     );
     println!("report: {}", paths.short(&file));
+    report::write_page(paths, &record, &file.with_extension("html"))?;
     println!("{}", report.closing_line());
     result?;
     Ok(match report.count(Status::Failed) {

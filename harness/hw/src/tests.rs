@@ -255,6 +255,20 @@ fn a_host_with_nothing_is_told_what_it_lacks() {
 }
 
 #[test]
+fn the_page_says_what_is_missing() {
+    let (result, _, root) = Fixture::bare().run();
+    let page = fs::read_to_string(root.path().join("build/results/hw-report.html")).unwrap();
+    assert!(page.contains("<h1>make hw-test</h1>"), "{page}");
+    assert!(page.contains("<span class=\"word missing\">missing</span> <b>gpu</b>"));
+    let error = format!("{:#}", result.err().unwrap());
+    let (begin, _) = error.split_once(';').unwrap();
+    assert!(
+        page.contains("Aborted") && page.contains(begin),
+        "{begin}: {page}"
+    );
+}
+
+#[test]
 fn a_host_with_everything_is_tested_and_left_as_it_was() {
     let fixture = Fixture::whole();
     let survey = fixture.survey();

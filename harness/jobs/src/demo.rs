@@ -66,8 +66,26 @@ pub struct Row {
 impl Row {
     /// As a test of a job.
     pub fn outcome(&self, job: &str, paths: &Paths) -> Outcome {
-        let outcome = Outcome::unless(job, &self.scenario, self.trouble.clone());
+        let mut outcome = Outcome::unless(job, &self.scenario, self.trouble.clone());
+        outcome.row = self.shown();
         outcome.with_log(paths.short(&self.log))
+    }
+
+    /// As tables show it; nothing if there is no result.
+    fn shown(&self) -> Option<page::Row> {
+        let played = self.played.as_ref()?;
+        Some(page::Row {
+            topology: self.topology.clone(),
+            devices: self.devices.to_owned(),
+            scenario: self.scenario.clone(),
+            map_type: map_type(played),
+            peer: played.peer_pages.to_string(),
+            home: played.home_pages.to_string(),
+            migrations: played.migrations.to_string(),
+            bytes: played.bytes.to_string(),
+            intact: if played.intact { "yes" } else { "NO" }.to_owned(),
+            why: reasons(played),
+        })
     }
 }
 
@@ -276,21 +294,21 @@ pub fn table(rows: &[Row]) -> String {
         "why pages fell back",
     ]);
     for row in rows {
-        let Some(played) = &row.played else {
+        let Some(shown) = row.shown() else {
             table.add_row([&row.topology, row.devices, &row.scenario, "no result"]);
             continue;
         };
         table.add_row([
-            row.topology.clone(),
-            row.devices.to_owned(),
-            row.scenario.clone(),
-            map_type(played),
-            played.peer_pages.to_string(),
-            played.home_pages.to_string(),
-            played.migrations.to_string(),
-            played.bytes.to_string(),
-            if played.intact { "yes" } else { "NO" }.to_owned(),
-            reasons(played),
+            shown.topology,
+            shown.devices,
+            shown.scenario,
+            shown.map_type,
+            shown.peer,
+            shown.home,
+            shown.migrations,
+            shown.bytes,
+            shown.intact,
+            shown.why,
         ]);
     }
     for column in 4..8 {

@@ -15,6 +15,7 @@ use kernel::compiler::Compiler;
 use plan::filter::Only;
 use run::Run;
 
+mod about;
 mod own;
 mod run;
 mod test;

@@ -1,5 +1,5 @@
-//! The page as Chromium shows it. `make test` runs this where Chromium is installed; of the
-//! distributions in `harness/packages`, only Ubuntu has none.
+//! The page as Chromium shows it. `make test` installs Chromium, except on Ubuntu, and runs
+//! this where Chromium is there.
 
 mod common;
 
@@ -118,6 +118,7 @@ fn chromium(dir: &Path, arguments: &[&str], page: &Path) -> String {
         .args(arguments)
         .arg(format!("file://{}", page.display()))
         .env("HOME", dir)
+        .env("TMPDIR", dir)
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");

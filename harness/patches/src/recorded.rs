@@ -80,6 +80,18 @@ pub fn line(tree: &Tree) -> Result<String> {
     )
 }
 
+/// The series in a few words, for a report.
+pub fn series(tree: &Tree) -> Result<String> {
+    let range = format!("{}..{}", tree.base, tree.tip);
+    let patches = ask(&tree.dir, &["rev-list", "--count", &range])?;
+    let (name, source) = (name(tree)?, &tree.source);
+    Ok(format!(
+        "{} patches on {source}, tree {}",
+        patches.trim(),
+        &name[..DIGITS]
+    ))
+}
+
 fn name(tree: &Tree) -> Result<String> {
     ask(&tree.dir, &["rev-parse", &format!("{}^{{tree}}", tree.tip)])
 }

@@ -10,6 +10,7 @@ use ktap::{Case, Status};
 use quick_junit::{NonSuccessKind, Report as Junit, TestCase, TestCaseStatus, TestSuite};
 use serde::{Deserialize, Serialize};
 
+use host::paths::Paths;
 use host::proc::{indent, tail};
 use host::ui::seconds;
 
@@ -35,6 +36,12 @@ pub struct Outcome {
     /// How long it took, where that is known, in seconds.
     #[serde(default)]
     pub seconds: Option<f64>,
+    /// The command that does it again, if it failed.
+    #[serde(default)]
+    pub repeat: Option<String>,
+    /// Its row in the demo's table.
+    #[serde(default)]
+    pub row: Option<page::Row>,
 }
 
 impl Outcome {
@@ -97,6 +104,8 @@ impl Outcome {
             could_not_run: false,
             log_file: None,
             seconds: None,
+            repeat: None,
+            row: None,
         }
     }
 }
@@ -107,8 +116,14 @@ impl Outcome {
 pub struct Report {
     /// In the order in which they came.
     pub outcomes: Vec<Outcome>,
+    /// What the user typed.
+    pub command: String,
     /// The machine that it ran on.
     pub host: String,
+    /// What was tested, and with what: a name, and a text.
+    pub of: Vec<(String, String)>,
+    /// How long all of it took, in seconds.
+    pub taken: f64,
     /// How long each suite took, in seconds.
     pub seconds: BTreeMap<String, f64>,
     /// How long kernels took to build, in seconds; little if nothing had changed.
@@ -126,6 +141,8 @@ pub struct Report {
 /// The files that a run writes, and the first of them from the run before.
 const JSON: &str = "report.json";
 const JUNIT: &str = "report.xml";
+/// The page that people read.
+pub const PAGE: &str = "report.html";
 const PREVIOUS: &str = "previous.json";
 
 /// Suites that the table of the slowest lists.
@@ -213,7 +230,9 @@ impl Report {
     /// [`Report::previous`] still has it, also if this run is interrupted.
     pub fn put_aside(dir: &Path) {
         let _ = fs::rename(dir.join(JSON), dir.join(PREVIOUS));
-        let _ = fs::remove_file(dir.join(JUNIT));
+        for name in [JUNIT, PAGE] {
+            let _ = fs::remove_file(dir.join(name));
+        }
     }
 
     /// The last run's, once it was put aside.
@@ -261,6 +280,14 @@ impl Report {
             fs::write(&file, text).with_context(|| file.display().to_string())?;
         }
         Ok(())
+    }
+
+    /// Notes for each failure the command that does it again.
+    pub fn note_repeats(&mut self, repeat: impl Fn(&Outcome) -> String) {
+        let all = self.outcomes.iter_mut();
+        for outcome in all.filter(|outcome| outcome.status == Status::Failed) {
+            outcome.repeat = Some(repeat(outcome));
+        }
     }
 
     /// Writes report.json and report.xml.
@@ -339,6 +366,18 @@ impl Report {
             .insert("hostname".into(), self.host.as_str().into());
         suite
     }
+}
+
+/// Writes the page that people read, of what is written as JSON, and says where.
+pub fn write_page(paths: &Paths, report: &impl Serialize, file: &Path) -> Result<()> {
+    let report = serde_json::from_value(serde_json::to_value(report)?)?;
+    let source = page::Source {
+        root: &paths.root,
+        results: &paths.results(),
+    };
+    page::write(source, &report, file)?;
+    println!("page: {}", paths.short(file));
+    Ok(())
 }
 
 /// The name of this machine.
@@ -520,6 +559,33 @@ mod tests {
         fs::write(dir.path().join(JSON), old).unwrap();
         let old = Report::previous(dir.path()).unwrap();
         assert_eq!(Vec::from_iter(old.unfinished()), ["style"]);
+    }
+
+    #[test]
+    fn the_page_shows_what_is_written() {
+        let mut report = report();
+        report.command = "make test".to_owned();
+        report.of = vec![("series".to_owned(), "129 patches".to_owned())];
+        report.taken = 7.0;
+        report.seconds.insert("a/x".to_owned(), 5.0);
+        report.cached.insert("b".to_owned());
+        report.aborted = Some("no QEMU".to_owned());
+        report.note_repeats(|outcome| format!("make test ONLY={}", outcome.suite));
+        let value = serde_json::to_value(&report).unwrap();
+        let shown: page::Report = serde_json::from_value(value.clone()).unwrap();
+        assert_eq!(shown.command, report.command);
+        assert_eq!(shown.of, report.of);
+        assert_eq!((shown.taken, &shown.aborted), (7.0, &report.aborted));
+        assert_eq!(
+            (&shown.seconds, &shown.cached),
+            (&report.seconds, &report.cached)
+        );
+        let repeats = Vec::from_iter(shown.outcomes.iter().map(|outcome| &outcome.repeat));
+        let repeat = Some("make test ONLY=a/x".to_owned());
+        assert_eq!(repeats, [&None, &repeat, &None, &None]);
+        // And so does a run that goes on from it.
+        let read: Report = serde_json::from_value(value).unwrap();
+        assert_eq!(read.outcomes[1].repeat, repeat);
     }
 
     #[test]

@@ -16,6 +16,34 @@ fn played() -> Played {
 }
 
 #[test]
+fn a_row_is_shown_as_in_the_table() {
+    let row = Row {
+        topology: "switch".to_owned(),
+        devices: "p2ptest + edu",
+        scenario: "resident".to_owned(),
+        played: Some(played()),
+        trouble: None,
+        log: PathBuf::new(),
+    };
+    let shown = row.shown().unwrap();
+    let cells = [
+        &shown.map_type,
+        &shown.peer,
+        &shown.bytes,
+        &shown.intact,
+        &shown.why,
+    ];
+    assert_eq!(cells, ["BUS_ADDR", "64", "524288", "yes", "-"]);
+    let table = table(std::slice::from_ref(&row));
+    assert!(cells.iter().all(|cell| table.contains(&***cell)), "{table}");
+    let none = Row {
+        played: None,
+        ..row
+    };
+    assert!(none.shown().is_none());
+}
+
+#[test]
 fn what_is_expected_is_no_trouble() {
     assert_eq!(mismatch(&scenario(), false, &played()), None);
 }

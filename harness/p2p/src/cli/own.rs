@@ -45,21 +45,25 @@ fn cargo(paths: &Paths, args: &[&str]) -> Command {
     command
 }
 
+/// Tests that are ignored look at the page of results with it.
+const BROWSER: &str = "/usr/bin/chromium";
+
 /// The tool's unit tests, each by its name.
 fn harness(paths: &Paths) -> Result<Vec<Outcome>> {
-    let (status, out, err) = output(&mut cargo(
-        paths,
-        &[
-            "test",
-            "--quiet",
-            "--locked",
-            "--workspace",
-            "--no-fail-fast",
-            "--",
-            "--format",
-            "pretty",
-        ],
-    ))?;
+    let mut arguments = vec![
+        "test",
+        "--quiet",
+        "--locked",
+        "--workspace",
+        "--no-fail-fast",
+        "--",
+        "--format",
+        "pretty",
+    ];
+    if Path::new(BROWSER).exists() {
+        arguments.push("--include-ignored");
+    }
+    let (status, out, err) = output(&mut cargo(paths, &arguments))?;
     let mut outcomes: Vec<_> = out
         .lines()
         .filter_map(|line| unit_test(line, &out))
@@ -76,9 +80,10 @@ fn harness(paths: &Paths) -> Result<Vec<Outcome>> {
 /// Reads `test path::name ... ok`.
 fn unit_test(line: &str, all: &str) -> Option<Outcome> {
     let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
-    Some(match result.split(',').next()?.trim() {
+    let (word, why) = result.split_once(", ").unwrap_or((result, "ignored"));
+    Some(match word.split(',').next()?.trim() {
         "ok" => Outcome::passed("harness", name),
-        "ignored" => Outcome::skipped("harness", name, "ignored"),
+        "ignored" => Outcome::skipped("harness", name, why.trim()),
         _ => {
             let said = all
                 .split(&format!("---- {name} stdout ----"))
@@ -168,5 +173,6 @@ mod tests {
         assert!(unit_test("test result: ok. 1 passed", all).is_none());
         let ignored = unit_test("test d ... ignored, why", all).unwrap();
         assert_eq!(ignored.status, Status::Skipped);
+        assert_eq!(ignored.reason, "why");
     }
 }

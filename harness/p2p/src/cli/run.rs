@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use ktap::Status;
 
-use super::{Command, Options, own};
+use super::{Command, Options, about, own};
 use bench::{self, Bench};
 use host::outcome::{Usage, Verdict};
 use host::paths::Paths;
@@ -195,7 +195,10 @@ impl Run<'_> {
         }
         let start = Instant::now();
         let (tools, tree) = self.tools_and_tree()?;
-        let mut report = Report::default();
+        let mut report = Report {
+            of: about::facts(&tree)?,
+            ..Report::default()
+        };
         let mut look = |tree: &tree::Tree, series: Series, left_out: &[&str]| {
             let builder = self.builder(&tools, tree, &self.compiler);
             let checker = Checker::new(self.paths, tree, series, self.force)?;
@@ -247,10 +250,12 @@ impl Run<'_> {
         start: Instant,
         repeat: impl Fn(&Outcome) -> String,
     ) -> Result<()> {
-        report.host = report::host();
         report.write_logs(&self.paths.logs(), |file| self.paths.short(file))?;
+        report.note_repeats(&repeat);
+        about::note(report, start);
         report.write(dir, start.elapsed())?;
         print!("{}", report.tell(repeat));
+        report::write_page(self.paths, report, &dir.join(report::PAGE))?;
         println!(
             "results: {} ({})",
             self.paths.short(dir),
@@ -318,13 +323,15 @@ impl Run<'_> {
         jobs.retain(|job| only.picks(&job.name));
         let results = self.paths.results().join("demo.json");
         // If this run ends early, nobody takes the last run's table for its own.
-        let _ = fs::remove_file(&results);
+        for file in [&results, &results.with_extension("html")] {
+            let _ = fs::remove_file(file);
+        }
         let needed = kernels_for(&Vec::from_iter(&jobs), &kernels);
         let (tools, tree) = self.tools_and_tree()?;
         self.qemu_for(&jobs)?;
         let builder = self.builder(&tools, &tree, &self.compiler);
         let booter = self.booter(&tools, &topologies);
-        let found = Mutex::new(Vec::new());
+        let (start, found) = (Instant::now(), Mutex::new(Vec::new()));
         let build = |name: &str| builder.one(&kernels, name).map(|()| true);
         let run = |(number, job, demo): (usize, &Job<'_>, Demo<'_>)| {
             let (rows, ran) = demo.play(&booter)?;
@@ -369,7 +376,11 @@ impl Run<'_> {
         fs::create_dir_all(self.paths.results())?;
         fs::write(&results, serde_json::to_string_pretty(&rows)?)?;
         println!("\n{}", demo::table(&rows));
+        report.note_repeats(demo::repeat);
+        report.of = about::facts(&tree)?;
+        about::note(&mut report, start);
         print!("{}", report.tell(demo::repeat));
+        report::write_page(self.paths, &report, &results.with_extension("html"))?;
         Ok(verdict(&report))
     }
 
@@ -426,6 +437,7 @@ impl Run<'_> {
         let jobs = Vec::from_iter(&jobs);
         run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
         let mut report = report.into_inner().expect("no panic holds it");
+        report.of = about::facts(&tree)?;
         print!("{}", soak::totals(&report));
         self.tell(&mut report, &dir, start, |outcome| soak.repeat(outcome))?;
         println!("{}", report.closing_line());

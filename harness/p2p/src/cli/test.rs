@@ -9,6 +9,7 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use ktap::Status;
 
+use super::about;
 use super::own;
 use super::run::{Run, broken, verdict};
 use host::outcome::{Verdict, status, status_of};
@@ -156,6 +157,7 @@ impl Run<'_> {
         };
         let (tools, tree) = self.tools_and(look)?;
 
+        lock().of = about::facts(&tree)?;
         let is_empty = tree.tip == tree.base;
         let skipped = |name: &str| vec![Outcome::skipped(name, "all", "patches/ is empty")];
         if let Some(test) = &choice.test {

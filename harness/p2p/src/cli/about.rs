@@ -1,0 +1,85 @@
+//! What a report says of its run: what the user typed, where, and what was tested.
+
+use std::env;
+use std::fs;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use host::proc::{processors, quote};
+use kernel::tree::Tree;
+use patches::recorded;
+use results::report::{self, Report};
+
+/// Notes what was typed, where, and how long it took.
+pub fn note(report: &mut Report, start: Instant) {
+    report.command = command(env::args().skip(1));
+    report.host = report::host();
+    report.taken = start.elapsed().as_secs_f64();
+}
+
+/// What is tested, and with what.
+pub fn facts(tree: &Tree) -> Result<Vec<(String, String)>> {
+    let os = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let os = os
+        .lines()
+        .find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let os = os.unwrap_or("Linux").trim_matches('"');
+    let processors = processors();
+    Ok(vec![
+        (
+            "machine".to_owned(),
+            format!("{os}, {processors} processors"),
+        ),
+        ("series".to_owned(), recorded::series(tree)?),
+    ])
+}
+
+/// Options that are not called as make's variable is.
+const NAMES: [(&str, &str); 3] = [("output", "O"), ("jobs", "J"), ("verbose", "V")];
+
+/// make's target and variables, from the arguments after the program's name.
+fn command(arguments: impl IntoIterator<Item = String>) -> String {
+    let mut words = vec!["make".to_owned()];
+    let mut variables = Vec::new();
+    let mut arguments = arguments.into_iter().peekable();
+    while let Some(argument) = arguments.next() {
+        let Some(option) = argument.strip_prefix("--") else {
+            words.push(argument);
+            continue;
+        };
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, value.to_owned()),
+            None if matches!(option, "verbose" | "force") => (option, "1".to_owned()),
+            None => (option, arguments.next().unwrap_or_default()),
+        };
+        if name == "root" {
+            continue;
+        }
+        let known = NAMES.iter().find(|(option, _)| *option == name);
+        let variable = known.map_or(name.to_uppercase(), |(_, variable)| (*variable).to_owned());
+        variables.push(format!("{variable}={}", quote(&value)));
+    }
+    words.extend(variables);
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(arguments: &str) -> String {
+        command(arguments.split(' ').map(str::to_owned))
+    }
+
+    #[test]
+    fn targets_and_variables() {
+        assert_eq!(typed("--root /a test"), "make test");
+        assert_eq!(
+            typed("--root /a --output /b --verbose --force=1 test --only x/y --repeat 3"),
+            "make test O=/b V=1 FORCE=1 ONLY=x/y REPEAT=3"
+        );
+        let quoted = ["test", "--only", "mlx5*/switch,!x"].map(str::to_owned);
+        assert_eq!(command(quoted), "make test ONLY='mlx5*/switch,!x'");
+    }
+}
