@@ -50,7 +50,8 @@ pub struct Options {
     /// Print the report as JSON; `schema` and `version` say in which form.
     #[arg(long)]
     pub json: bool,
-    /// Write what was read of this host to a file, which --from reads elsewhere.
+    /// Write what was read of this host to a file, which --from reads elsewhere ("-": to
+    /// standard output, in place of the report).
     #[arg(long, value_name = "FILE")]
     pub dump: Option<PathBuf>,
     /// Look at the host that another one's --dump has written ("-": standard input).
@@ -85,10 +86,24 @@ pub fn run(options: &Options) -> Result<u8> {
     let known = Known::read()?;
     let picture = match &options.from {
         Some(file) => Picture::parse(&read(file)?).with_context(|| file.display().to_string())?,
-        None => capture::take(&options.sysroot, &known),
+        None => {
+            let sysfs = options.sysroot.join("sys/bus");
+            ensure!(
+                sysfs.is_dir(),
+                "{}: not there: is sysfs mounted?",
+                sysfs.display()
+            );
+            capture::take(&options.sysroot, &known)
+        }
     };
     if let Some(file) = &options.dump {
-        fs::write(file, picture.dump()?).with_context(|| file.display().to_string())?;
+        let dump = picture.dump()?;
+        if file == Path::new("-") {
+            // A report in the same place would spoil it.
+            std::io::stdout().write_all(dump.as_bytes())?;
+            return Ok(status::ALL);
+        }
+        fs::write(file, dump).with_context(|| file.display().to_string())?;
     }
     let host = Host::new(picture);
     let mut report = diagnose::diagnose(&host, &known);
@@ -106,9 +121,11 @@ pub fn run(options: &Options) -> Result<u8> {
 /// The terminal, if it is one.
 fn paper() -> Paper {
     let terminal = console::Term::stdout();
-    let width = terminal.size_checked().map_or(100, |(_, columns)| columns);
+    let columns = std::env::var("COLUMNS").ok();
+    let columns = columns.and_then(|columns| columns.parse().ok());
+    let width = columns.or(terminal.size_checked().map(|(_, columns)| columns));
     Paper {
-        width: usize::from(width).clamp(60, 140),
+        width: usize::from(width.unwrap_or(100)).clamp(40, 140),
         colour: terminal.is_term() && console::colors_enabled(),
     }
 }
@@ -172,6 +189,9 @@ impl Report {
             .iter()
             .map(|pair| format!("{} {}", pair.provider, pair.client))
             .collect();
+        if kinds.is_empty() && devices.is_empty() {
+            return;
+        }
         for obstacle in &mut self.obstacles {
             obstacle.pairs.retain(|pair| names.contains(pair));
         }

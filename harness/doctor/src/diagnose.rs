@@ -39,6 +39,9 @@ pub fn diagnose(host: &Host, known: &Known) -> Report {
             in_place::look(host, known, pair, &mut obstacles);
         }
     }
+    for gpu in gpus.iter().filter(|_| nics.is_empty()) {
+        in_place::alone(host, known, gpu, &mut obstacles);
+    }
     let names: Vec<_> = pairs
         .iter()
         .map(|pair| format!("{} {}", pair.provider.address, pair.client.address))

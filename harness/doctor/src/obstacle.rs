@@ -7,6 +7,9 @@ use crate::host::Address;
 use crate::report::{Code, Effect, Obstacle};
 use crate::rules::Route;
 
+/// In place of a pair's number, of what stands in the way of a device without a peer.
+pub const NO_PAIR: usize = usize::MAX;
+
 /// The sentence for an obstacle.
 fn what(code: Code) -> &'static str {
     match code {
@@ -35,6 +38,7 @@ fn what(code: Code) -> &'static str {
         Code::Driver => "a driver that cannot do it is bound",
         Code::Generation => "the driver does not let peers reach this GPU's memory",
         Code::NoDriver => "no driver is bound",
+        Code::NoNic => "no RDMA device is visible",
         Code::NoVerbs => "there is no RDMA device for it",
         Code::Ordering => "mlx5 does not use all of this path",
         Code::BarSmall => "the BAR shows only a part of the GPU's memory",

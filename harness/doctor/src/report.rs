@@ -192,7 +192,8 @@ pub struct Obstacle {
     pub next: String,
     /// What to add to the kernel's command line.
     pub parameter: Option<String>,
-    /// `provider client` of each pair.
+    /// `provider client` of each pair; none if it stands in the way of a GPU for which
+    /// there is no RDMA device.
     pub pairs: Vec<String>,
 }
 
@@ -215,6 +216,7 @@ pub enum Code {
     Driver,
     Generation,
     NoDriver,
+    NoNic,
     NoVerbs,
     Ordering,
     BarSmall,

@@ -199,6 +199,7 @@ fn told(obstacle: &Obstacle, pairs: usize, paper: Paper, text: &mut String) {
         Effect::Note => ("note", Style::new().cyan()),
     };
     let which = match obstacle.pairs.len() {
+        0 => "a NIC for the GPU".to_owned(),
         n if n == pairs && n > 1 => format!("all {n} pairs"),
         n if n == pairs => "the pair".to_owned(),
         n => format!("{n} of {pairs} pairs"),
@@ -212,7 +213,7 @@ fn told(obstacle: &Obstacle, pairs: usize, paper: Paper, text: &mut String) {
         let at = few(&obstacle.at, 8, "; ");
         text.push_str(&wrapped(&format!("at: {at}"), "     ", paper.width));
     }
-    if obstacle.effect != Effect::Note && obstacle.pairs.len() < pairs {
+    if obstacle.effect != Effect::Note && (1..pairs).contains(&obstacle.pairs.len()) {
         let pairs = few(&obstacle.pairs, 4, "; ");
         let line = wrapped(&format!("pairs: {pairs}"), "     ", paper.width);
         text.push_str(&line);
@@ -250,11 +251,16 @@ pub fn closing_line(report: &Report) -> String {
     let of = |kind| report.devices.iter().filter(|d| d.kind == kind).count();
     if report.pairs.is_empty() {
         use crate::report::DeviceKind::{Gpu, Nic, Nvme};
+        let counted = |kind, one: &str| match of(kind) {
+            0 => format!("no {one}"),
+            1 => format!("1 {one}"),
+            count => format!("{count} {one}s"),
+        };
         return format!(
-            "There is no pair to look at: {} GPUs, {} RDMA devices, {} disks",
-            of(Gpu),
-            of(Nic),
-            of(Nvme)
+            "There is no pair to look at: {}, {}, {}",
+            counted(Gpu, "GPU"),
+            counted(Nic, "RDMA device"),
+            counted(Nvme, "disk")
         );
     }
     let count = |works| report.pairs.iter().filter(|p| p.works == works).count();

@@ -19,6 +19,9 @@ mod common;
 struct Expected {
     exit: u8,
     exit_in_place: u8,
+    /// Codes of what stands in the way of a GPU without a NIC.
+    #[serde(default)]
+    alone: Vec<String>,
     #[serde(default, rename = "pair")]
     pairs: Vec<Pair>,
 }
@@ -75,6 +78,15 @@ fn compare(name: &str, report: &Report, expected: &Expected) {
             assert_eq!(&pair.path, path, "{at}");
         }
     }
+    let alone = report
+        .obstacles
+        .iter()
+        .filter(|obstacle| obstacle.pairs.is_empty());
+    let mut codes: Vec<_> = alone.map(|obstacle| word(obstacle.code)).collect();
+    let mut wanted = expected.alone.clone();
+    codes.sort();
+    wanted.sort();
+    assert_eq!(codes, wanted, "{name}");
     let exit = cli::verdict(report, Require::Path);
     assert_eq!(exit, expected.exit, "{name}");
     let exit = cli::verdict(report, Require::InPlace);

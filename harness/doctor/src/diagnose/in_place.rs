@@ -1,19 +1,53 @@
 //! What keeps a NIC from pages of a GPU's memory that are a process's: what the series
 //! needs besides a path.
 
-use super::{Pair, memory_bar, policy};
-use crate::capture;
+use super::{Pair, memory_bar, path, policy};
+use crate::capture::{self, INFINIBAND};
 use crate::gpu;
 use crate::host::{Device, Host, size};
 use crate::known::{Known, Pages, Role};
 use crate::mlx5;
-use crate::obstacle::Obstacles;
+use crate::obstacle::{NO_PAIR, Obstacles};
 use crate::report::{Code, Effect};
 use crate::rules::Verdict;
 
 /// Looks at a pair of GPU and NIC.
 pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacles) {
     let n = pair.number;
+    kernel(host, n, pair.route.verdict, obstacles);
+    for device in [pair.provider, pair.client] {
+        driver(host, known, n, device, obstacles);
+    }
+    let nic = pair.client;
+    if nic.verbs.is_empty() && nic.driver.as_deref() != Some("p2ptest_nic") {
+        let next = "load the driver's RDMA part (mlx5_ib, irdma, bnxt_re, ...); in a virtual \
+                    machine the host may have switched RDMA off for this function";
+        let at = nic.address.to_string();
+        obstacles.add(n, Code::NoVerbs, Effect::BlocksInPlace, &at, next);
+    }
+    if pair.route.verdict != Verdict::NotSupported
+        && nic.driver.as_deref() == Some("mlx5_core")
+        && let Some(reads) = mlx5::reads(host, nic)
+        && let Some((effect, what, next)) = reads.limit()
+    {
+        let at = format!("{}: {}: {what}", nic.address, reads.why);
+        obstacles.add(n, Code::Ordering, effect, &at, next);
+    }
+}
+
+/// Looks at a GPU where there is no NIC: what would stand in the way of one.
+pub fn alone(host: &Host, known: &Known, gpu: &Device, obstacles: &mut Obstacles) {
+    let next = "if the host has one, load its driver (mlx5_core and mlx5_ib for a ConnectX); a \
+                virtual machine has only what its hypervisor passes through";
+    let at = format!("{INFINIBAND} is empty, and no PCI device is a known NIC");
+    obstacles.add(NO_PAIR, Code::NoNic, Effect::Blocks, &at, next);
+    path::options(host, NO_PAIR, obstacles);
+    kernel(host, NO_PAIR, Verdict::Unknown, obstacles);
+    driver(host, known, NO_PAIR, gpu, obstacles);
+}
+
+/// The series, its policy, and the kernel's options.
+fn kernel(host: &Host, n: usize, verdict: Verdict, obstacles: &mut Obstacles) {
     let mut blocks = |code, at: &str, next: &str| {
         obstacles.add(n, code, Effect::BlocksInPlace, at, next);
     };
@@ -29,7 +63,7 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
             &format!("{} is {policy:?}", capture::POLICY),
             "echo auto > /sys/kernel/mm/hmm/p2p",
         ),
-        Some(policy @ "switch") if pair.route.verdict == Verdict::ThruHostBridge => blocks(
+        Some(policy @ "switch") if verdict == Verdict::ThruHostBridge => blocks(
             Code::Policy,
             &format!("{} is {policy:?}, and no switch is common", capture::POLICY),
             "echo auto > /sys/kernel/mm/hmm/p2p",
@@ -53,24 +87,6 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
         let next = "see that these are on: CONFIG_DEVICE_PRIVATE, CONFIG_HMM_MIRROR, \
                     CONFIG_INFINIBAND_ON_DEMAND_PAGING";
         obstacles.add(n, Code::OptionsUnreadable, Effect::Note, &at, next);
-    }
-    for device in [pair.provider, pair.client] {
-        driver(host, known, n, device, obstacles);
-    }
-    let nic = pair.client;
-    if nic.verbs.is_empty() && nic.driver.as_deref() != Some("p2ptest_nic") {
-        let next = "load the driver's RDMA part (mlx5_ib, irdma, bnxt_re, ...); in a virtual \
-                    machine the host may have switched RDMA off for this function";
-        let at = nic.address.to_string();
-        obstacles.add(n, Code::NoVerbs, Effect::BlocksInPlace, &at, next);
-    }
-    if pair.route.verdict != Verdict::NotSupported
-        && nic.driver.as_deref() == Some("mlx5_core")
-        && let Some(reads) = mlx5::reads(host, nic)
-        && let Some((effect, what, next)) = reads.limit()
-    {
-        let at = format!("{}: {}: {what}", nic.address, reads.why);
-        obstacles.add(n, Code::Ordering, effect, &at, next);
     }
 }
 

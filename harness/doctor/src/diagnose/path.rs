@@ -10,21 +10,21 @@ use crate::rules::{Refusal, Verdict};
 
 const ABOVE_4G: &str = "enable Above 4G Decoding and Resizable BAR in the firmware's set-up";
 
+/// The kernel's options without which it knows no path.
+pub fn options(host: &Host, n: usize, obstacles: &mut Obstacles) {
+    if host.option("CONFIG_PCI_P2PDMA") != Some(false) {
+        return;
+    }
+    let next = "build the kernel with CONFIG_PCI_P2PDMA=y (it depends on CONFIG_ZONE_DEVICE)";
+    let at = ["CONFIG_PCI_P2PDMA", "CONFIG_ZONE_DEVICE"];
+    for option in at.iter().filter(|o| host.option(o) == Some(false)) {
+        obstacles.add(n, Code::KernelOption, Effect::Blocks, option, next);
+    }
+}
+
 /// Looks at a pair.
 pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacles) {
-    if host.option("CONFIG_PCI_P2PDMA") == Some(false) {
-        let next = "build the kernel with CONFIG_PCI_P2PDMA=y (it depends on CONFIG_ZONE_DEVICE)";
-        let at = ["CONFIG_PCI_P2PDMA", "CONFIG_ZONE_DEVICE"];
-        for option in at.iter().filter(|o| host.option(o) == Some(false)) {
-            obstacles.add(
-                pair.number,
-                Code::KernelOption,
-                Effect::Blocks,
-                option,
-                next,
-            );
-        }
-    }
+    options(host, pair.number, obstacles);
     if is_hidden(host, pair) {
         hidden(host, pair, obstacles);
     } else {
