@@ -261,6 +261,11 @@ fn draw(all: &[Placed<'_>], way: &Way, number: i32) -> Option<Drawn> {
 }
 
 impl Picture {
+    /// Whether it has a row of the page to itself.
+    pub fn is_large(&self) -> bool {
+        self.width > 4 * COLUMN
+    }
+
     /// Draws a tree, and these ways in it.
     pub fn new(title: &str, summary: &str, root: &Node, ways: &[Way]) -> Self {
         let mut all = Vec::new();

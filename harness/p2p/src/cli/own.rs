@@ -88,7 +88,13 @@ fn unit_test(line: &str, all: &str) -> Option<Outcome> {
             let said = all
                 .split(&format!("---- {name} stdout ----"))
                 .nth(1)
-                .map(|text| text.split("\n\n").next().unwrap_or_default().trim())
+                .map(|text| {
+                    text.trim_start()
+                        .split("\n\n")
+                        .next()
+                        .unwrap_or_default()
+                        .trim()
+                })
                 .unwrap_or_default();
             Outcome::failed("harness", name, said)
         }
@@ -162,7 +168,7 @@ mod tests {
     #[test]
     fn lines_of_cargo_test() {
         let all =
-            "test a::b ... ok\ntest c ... FAILED\n\n---- c stdout ----\npanicked at x\n\nrest";
+            "test a::b ... ok\ntest c ... FAILED\n\n---- c stdout ----\n\npanicked at x\n\nrest";
         assert_eq!(
             unit_test("test a::b ... ok", all).unwrap().status,
             Status::Passed
