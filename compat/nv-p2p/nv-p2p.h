@@ -89,6 +89,12 @@ int nvidia_p2p_put_pages(uint64_t p2p_token, uint32_t va_space,
 			 struct nvidia_p2p_page_table *page_table);
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
 
+#define NVIDIA_P2P_FLAGS_DEFAULT	0
+
+/*
+ * Always -ENOTSUPP. NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API is not defined, so
+ * that clients which ask for it use the functions above.
+ */
 int nvidia_p2p_get_pages_persistent(uint64_t virtual_address, uint64_t length,
 				    struct nvidia_p2p_page_table **page_table,
 				    uint32_t flags);

@@ -22,11 +22,15 @@
  * the client may call then takes the lock of a registration only when it has
  * changed that from LIVE to DEAD, and thus knows that no callback runs under
  * this lock, nor will. To destroy a registration waits for invalidations of all
- * of the process, and thus for callbacks of others; a work item does that.
+ * of the process, and thus for callbacks of others; a work item does that. Only
+ * nvidia_p2p_put_pages() waits, for the callback of its table: clients free
+ * what the callback uses when it has returned, whatever it returned.
  *
  * Lifetimes. A table is referenced by the client, until it puts or frees it; by
- * each of its mappings; and by its registration. A client that frees nothing
- * after the callback keeps the table until this module is unloaded.
+ * each of its mappings; and by its registration. What the client frees in the
+ * callback stays in the list until the callback is over, to be waited for. A
+ * client that frees nothing after the callback keeps the table until this
+ * module is unloaded.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -39,6 +43,7 @@
 #include <linux/mutex.h>
 #include <linux/pci.h>
 #include <linux/sched/mm.h>
+#include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/workqueue.h>
 
@@ -47,7 +52,7 @@
 #define GPU_PAGE	0x10000UL
 #define SMALL		(GPU_PAGE >> PAGE_SHIFT)
 /* Larger than any memory of a GPU; the arrays are kept small enough to count. */
-#define MAX_LEN		(1UL << 36)
+#define MAX_LEN		SZ_64G
 #define ROUNDS		10
 
 enum { NEW, LIVE, IN, DEAD, PUT, REVOKING, REVOKED };
@@ -67,6 +72,8 @@ struct table {
 	struct kref ref;
 	struct list_head list;		/* in tables, under lists */
 	atomic_t state;			/* LIVE, PUT, REVOKING, REVOKED */
+	bool freed;			/* in the callback; under lists */
+	struct task_struct *revoker;	/* whose callback it is */
 	struct completion revoked;
 	struct mm_struct *mm;		/* to compare; grabbed */
 	unsigned long start, len;
@@ -144,6 +151,32 @@ static bool table_forget(struct table *table)
 	return true;
 }
 
+/* Gives the client's reference back, and ends the registration */
+static void table_close(struct table *table)
+{
+	if (!table_forget(table))
+		return;
+	table_put(table);
+	queue_work(workqueue, &table->part.end);
+}
+
+/* Tells the client, and does what it asks for meanwhile */
+static void table_revoke(struct table *table)
+{
+	bool freed;
+
+	table->revoker = current;
+	table->callback(table->data);
+	scoped_guard(mutex, &lists) {
+		table->revoker = NULL;
+		atomic_set(&table->state, REVOKED);
+		freed = table->freed;
+	}
+	complete_all(&table->revoked);
+	if (freed)
+		table_close(table);
+}
+
 /* Some pages are about to move: for the client it is the end of all */
 static void part_revoke(void *data, unsigned long first, unsigned long nr)
 {
@@ -155,9 +188,7 @@ static void part_revoke(void *data, unsigned long first, unsigned long nr)
 		return;
 	switch (atomic_cmpxchg(&table->state, LIVE, REVOKING)) {
 	case LIVE:
-		table->callback(table->data);
-		atomic_set(&table->state, REVOKED);
-		complete_all(&table->revoked);
+		table_revoke(table);
 		break;
 	case REVOKING:
 		/* By another registration: DMA has stopped when it returns. */
@@ -595,15 +626,6 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
 
-/* Gives the client's reference back, and ends the registration */
-static void table_close(struct table *table)
-{
-	if (!table_forget(table))
-		return;
-	table_put(table);
-	queue_work(workqueue, &table->part.end);
-}
-
 /**
  * nvidia_p2p_put_pages - give pages back
  * @p2p_token: ignored
@@ -612,7 +634,7 @@ static void table_close(struct table *table)
  * @page_table: of nvidia_p2p_get_pages()
  *
  * -EINVAL if the callback has begun: then it is not for the client to put it,
- * but to free it. Never waits for the callback.
+ * but to free it. Returns when the callback is over, unless called by it.
  */
 int nvidia_p2p_put_pages(uint64_t p2p_token, uint32_t va_space,
 			 uint64_t virtual_address,
@@ -624,14 +646,22 @@ int nvidia_p2p_put_pages(uint64_t p2p_token, uint32_t va_space,
 
 	if (!table)
 		return -EINVAL;
-	if (virtual_address == table->start &&
-	    atomic_cmpxchg(&table->state, LIVE, PUT) == LIVE) {
+	if (virtual_address != table->start)
+		goto out;
+	switch (atomic_cmpxchg(&table->state, LIVE, PUT)) {
+	case LIVE:
 		while ((mapping = mapping_take(NULL, table)))
 			mapping_close(mapping);
 		atomic_cmpxchg(&table->part.state, LIVE, DEAD);
 		table_close(table);
 		ret = 0;
+		break;
+	case REVOKING:
+		if (READ_ONCE(table->revoker) != current)
+			wait_for_completion(&table->revoked);
+		break;
 	}
+out:
 	table_put(table);
 	return ret;
 }
@@ -646,12 +676,17 @@ EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
 {
 	struct table *table = page_table ? table_get(page_table) : NULL;
-	int state, ret = -EINVAL;
+	int ret = -EINVAL;
 
 	if (!table)
 		return -EINVAL;
-	state = atomic_read(&table->state);
-	if (state == REVOKING || state == REVOKED) {
+	scoped_guard(mutex, &lists) {
+		if (atomic_read(&table->state) == REVOKING && !table->freed) {
+			table->freed = true;
+			ret = 0;
+		}
+	}
+	if (ret && atomic_read(&table->state) == REVOKED && !table->freed) {
 		table_close(table);
 		ret = 0;
 	}

@@ -104,18 +104,21 @@ static int client_unmap(struct buffer *buffer)
 	return ret;
 }
 
+/* No lock: it waits for the callback. Afterwards the buffer is nobody else's. */
 static int client_put(struct buffer *buffer)
 {
+	struct nvidia_p2p_page_table *table;
 	int ret = -ENOENT;
 
 	client_unmap(buffer);
 	mutex_lock(&buffer->lock);
-	if (buffer->table) {
-		ret = nvidia_p2p_put_pages(0, 0, buffer->addr, buffer->table);
+	table = buffer->table;
+	mutex_unlock(&buffer->lock);
+	if (table) {
+		ret = nvidia_p2p_put_pages(0, 0, buffer->addr, table);
 		if (!ret)
 			buffer->table = NULL;
 	}
-	mutex_unlock(&buffer->lock);
 	return ret;
 }
 
@@ -260,11 +263,6 @@ static int client_release(struct inode *inode, struct file *file)
 	struct buffer *buffer = file->private_data;
 
 	client_put(buffer);
-	/* The callback that has begun ends before the table is gone for it. */
-	while (READ_ONCE(buffer->table))
-		msleep(20);
-	mutex_lock(&buffer->lock);
-	mutex_unlock(&buffer->lock);
 	kfree(buffer);
 	return 0;
 }

@@ -2,7 +2,7 @@
 /*
  * Test of nv-p2p: memory of the test GPU, and a client that knows GPUDirect RDMA
  *
- * Built with the series' selftests: see ../../../harness/guest/nv-p2p.sh.
+ * Built with the series' selftests: see run.sh.
  */
 #include "p2p_harness.h"
 #include "nv_p2p_client.h"
