@@ -128,6 +128,7 @@ static void victim(struct __test_metadata *_metadata, SELF *self)
 FIXTURE_SETUP(p2p_fuzz)
 {
 	struct p2p_gpu gpu;
+	pid_t pid;
 	int dev;
 
 	for (dev = 0; dev < DEVICES; dev++) {
@@ -145,9 +146,11 @@ FIXTURE_SETUP(p2p_fuzz)
 	self->shared = mmap(NULL, P2P_PAGE, PROT_READ | PROT_WRITE,
 			    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	ASSERT_NE(MAP_FAILED, (void *)self->shared);
-	self->victim = p2p_fork_child(_metadata);
-	if (!self->victim)
+	/* The child shares the fixture's data */
+	pid = p2p_fork_child(_metadata);
+	if (!pid)
 		victim(_metadata, self);
+	self->victim = pid;
 	while (!load(self->shared->ready))
 		p2p_sleep_ms(1);
 }
@@ -506,6 +509,7 @@ static bool is_known(int dev, int err)
 	case ENOENT:
 	case E2BIG:
 		return dev != GPU;
+	case EACCES:
 	case ENOSPC:
 		return dev == RDMA;
 	default:

@@ -430,6 +430,7 @@ TEST_F_TIMEOUT(p2p, other_process, TIMEOUT_S)
 	struct iovec local = { data, LEN }, remote = { NULL, LEN };
 	int to_parent[2], to_child[2], fd;
 	char path[32], c;
+	ssize_t n;
 	pid_t pid;
 
 	ASSERT_NE(NULL, data);
@@ -449,7 +450,8 @@ TEST_F_TIMEOUT(p2p, other_process, TIMEOUT_S)
 		ASSERT_EQ(1, read(to_child[0], &c, 1));
 		p2p_buf_nic_read(_metadata, &own, &buf, OTHER);
 		p2p_buf_cpu_read(_metadata, &buf, OTHER);
-		p2p_buf_to_vram(_metadata, &own, &buf);
+		/* Not those that wait for a place in a list of the LRU, which holds them */
+		ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, buf.p, buf.len));
 		ASSERT_EQ(1, write(to_parent[1], "", 1));
 		ASSERT_EQ(1, read(to_child[0], &c, 1));
 		half_end(_metadata, &own, &buf);
@@ -457,12 +459,17 @@ TEST_F_TIMEOUT(p2p, other_process, TIMEOUT_S)
 	}
 	ASSERT_EQ(1, read(to_parent[0], &c, 1));
 	remote.iov_base = theirs->p;
-	ASSERT_EQ((ssize_t)LEN, process_vm_readv(pid, &local, 1, &remote, 1, 0));
-	p2p_expect_pattern(_metadata, "readv", data, AFTER, 0, LEN);
-	p2p_fill(data, OTHER, 0, LEN);
+	n = process_vm_readv(pid, &local, 1, &remote, 1, 0);
+	if (n < 0)
+		ASSERT_EQ(ENOSYS, errno);
 	snprintf(path, sizeof(path), "/proc/%d/mem", pid);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	ASSERT_LE(0, fd);
+	/* Without CONFIG_CROSS_MEMORY_ATTACH */
+	if (n < 0)
+		ASSERT_EQ((ssize_t)LEN, pread(fd, data, LEN, (uintptr_t)theirs->p));
+	p2p_expect_pattern(_metadata, "read", data, AFTER, 0, LEN);
+	p2p_fill(data, OTHER, 0, LEN);
 	ASSERT_EQ((ssize_t)LEN, pwrite(fd, data, LEN, (uintptr_t)theirs->p));
 	ASSERT_EQ(1, write(to_child[1], "", 1));
 	ASSERT_EQ(1, read(to_parent[0], &c, 1));

@@ -295,12 +295,14 @@ TEST_F_TIMEOUT(p2p, reused, TIMEOUT_S)
 	side_init(_metadata, self, &src, IN_GPU, PAGES, BEFORE);
 	side_init(_metadata, self, &dst, IN_HOST, PAGES, OTHER);
 	ASSERT_EQ(0, copy(self, &src, &dst, NULL));
+	side_alloc(_metadata, self, &mine, IN_HOST, PAGES, OTHER);
 
 	ASSERT_EQ(0, munmap(src.buf.p, src.buf.len));
 	EXPECT_EQ(PAGES, revoked(_metadata, self, &src));
 	EXPECT_EQ(-EFAULT, copy(self, &src, &dst, NULL));
 	/* Somebody else gets the video memory */
-	side_alloc(_metadata, self, &mine, IN_GPU, PAGES, OTHER);
+	mine.place = IN_GPU;
+	to_place(_metadata, &mine);
 	ASSERT_EQ(src.buf.p, mmap(src.buf.p, src.buf.len,
 				  PROT_READ | PROT_WRITE,
 				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
@@ -405,6 +407,9 @@ TEST_F_TIMEOUT(p2p, twice, TIMEOUT_S)
 	side_init(_metadata, self, &src, IN_GPU, PAGES, BEFORE);
 	side_init(_metadata, self, &dst, IN_HOST, PAGES, OTHER);
 	again = src;
+	/* Out of reach, the first one has brought it home */
+	if (!in_place(&again))
+		again.place = IN_HOST;
 	side_pin(_metadata, self, &again);
 	EXPECT_NE(src.buf.handle, again.buf.handle);
 	side_known(_metadata, self, &again, 0);
@@ -755,7 +760,7 @@ TEST_F_TIMEOUT(p2p, resident, TIMEOUT_S)
 		EXPECT_EQ(0, p2p_nic_unpin(&self->nic, handle));
 
 	/* One page in the host is enough, and it is still there afterwards */
-	buf.p[0] = buf.p[0];
+	p2p_fill(buf.p, BEFORE, 0, 1);
 	EXPECT_GT(0, p2p_nic_pin(&self->nic, buf.p, buf.len, flags, &handle));
 	EXPECT_EQ((long)PAGES - 1, p2p_gpu_resident(&self->gpu, buf.p,
 						    buf.len));

@@ -400,6 +400,8 @@ static void part_of_run(struct __test_metadata *_metadata, P2P_SELF *self,
 
 	if (!p2p_buf_init_huge(_metadata, self, &buf, BEFORE))
 		return;
+	/* khugepaged would move all pages into a huge one again, in 10 s */
+	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_NOHUGEPAGE));
 	if (vram)
 		p2p_buf_to_vram(_metadata, self, &buf);
 	/* From now on each page has an entry of its own: one can go alone */

@@ -27,6 +27,9 @@ const MARKS: [&str; 22] = [
     "hung_task:",
 ];
 
+/// What ends a report: of a warning, and of the sanitizers.
+const ENDS: [&str; 2] = ["---[ end trace", "=================================="];
+
 /// What the DMA-API debugging says when it is content.
 const DMA_API_CONTENT: [&str; 3] = ["preallocated", "debugging enabled", "debugging drivers"];
 
@@ -44,9 +47,10 @@ pub fn reports(log: &str) -> Vec<String> {
             continue;
         }
         let end = lines.len().min(at + CONTEXT);
-        // A report ends where the kernel says so, if it does.
+        // A report ends where the kernel says so, if it does: what follows is another one,
+        // even if this one is allowed.
         let end = (at + 1..end)
-            .find(|&line| lines[line].contains("---[ end trace"))
+            .find(|&line| ENDS.iter().any(|mark| lines[line].contains(mark)))
             .map_or(end, |line| line + 1);
         found.push(lines[at..end].join("\n"));
         at = end;
@@ -89,6 +93,9 @@ mod tests {
     fn each_kind_is_found() {
         for line in [
             "BUG: KASAN: slab-use-after-free in f+0x1/0x2",
+            "BUG: KCSAN: data-race in f / g",
+            "BUG: KFENCE: use-after-free read in f+0x1/0x2",
+            "UBSAN: shift-out-of-bounds in mm/hmm.c:1:2",
             "WARNING: possible circular locking dependency detected",
             "WARNING: CPU: 0 PID: 1 at mm/hmm.c:1 f+0x1/0x2",
             "WARNING: suspicious RCU usage",
@@ -117,6 +124,20 @@ mod tests {
         let lockdep = "WARNING: possible circular locking dependency detected\n7.3.0\n----\n\
                        a/1 is trying to acquire lock:\nffff (&a->mutex){+.+.}-{4:4}, at: f+0x1";
         assert!(is_allowed(lockdep, &["(&a->mutex)".to_owned()]));
+    }
+
+    #[test]
+    fn a_race_that_is_allowed_hides_no_other() {
+        let frame = "[ 1.0] ==================================================================";
+        let log = format!(
+            "{frame}\n[ 1.0] BUG: KCSAN: data-race in a / b\n[ 1.0] write to 0x1\n{frame}\n\
+             {frame}\n[ 1.0] BUG: KCSAN: data-race in c / d\n[ 1.0] read to 0x1\n{frame}\n"
+        );
+        let allowed = ["data-race in a / b".to_owned()];
+        let found = reports(&log);
+        assert_eq!(found.len(), 2);
+        assert!(is_allowed(&found[0], &allowed));
+        assert!(!is_allowed(&found[1], &allowed));
     }
 
     #[test]

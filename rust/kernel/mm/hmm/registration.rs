@@ -352,9 +352,9 @@ pub type Guard<'a, 'bound, S> = MutexGuard<'a, Table<'bound, S>>;
 
 /// A range of addresses of a process that a device may use.
 ///
-/// Dropping it closes it, and sleeps until revocations that are running have returned. It must therefore not be
-/// dropped with a lock held that [`Ops::revoke`] takes, nor from there. A driver that has to can
-/// [`close`](Self::close) it, and have it dropped by somebody else.
+/// Dropping it closes it, and sleeps until revocations that are running have returned. It must
+/// therefore not be dropped with a lock held that [`Ops::revoke`] takes, nor from there. A driver
+/// that has to can [`close`](Self::close) it, and have it dropped by somebody else.
 #[pin_data(PinnedDrop)]
 pub struct Registration<'bound, T: Ops> {
     #[pin]

@@ -74,8 +74,8 @@ unsafe fn borrow<'a>(reg: *mut bindings::hmm_registration) -> &'a Handle {
 /// `flags`: `HMM_REGISTRATION_*`.
 /// `ops`, `data`: of the driver, valid until the registration is destroyed.
 ///
-/// Returns the registration, or an `ERR_PTR()`: `-EINVAL`, `-E2BIG`, `-ENOMEM`, `-EOPNOTSUPP` if the
-/// device cannot address all memory, `-EPERM` if the caller is a kernel thread.
+/// Returns the registration, or an `ERR_PTR()`: `-EINVAL`, `-E2BIG`, `-ENOMEM`, `-EOPNOTSUPP` if
+/// the device cannot address all memory, `-EPERM` if the caller is a kernel thread.
 ///
 /// Context: process context; takes the `mmap_lock`.
 ///

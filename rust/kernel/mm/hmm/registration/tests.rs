@@ -211,7 +211,7 @@ mod suite {
     #[test]
     fn bad_input() -> Result {
         with_registration(WRITE, |reg, mm, range, revoked| {
-            let device = faux::Registration::new(c"rust_mm_hmm_registration", None)?;
+            let device = faux::Registration::new(c"rust_mm_hmm_bad_input", None)?;
             let device: &faux::Device<Bound> = device.as_ref();
             enable_dma(device.as_ref())?;
             let new = |range: Range<usize>| {
