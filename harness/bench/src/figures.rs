@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+/// The case that covers sizes from a page to 16 GiB.
+pub const RANGE: &str = "range";
+
 /// A line that the program in the guest prints.
 #[derive(Deserialize)]
 struct Line {

@@ -6,16 +6,15 @@
 //! of the things that are checked.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use host::outcome::Verdict;
 use host::paths::Paths;
 use host::proc::quote;
+use host::status::Verdict;
 use host::ui::Ui;
 use kernel::Built;
 use kernel::build::bench_output;
@@ -33,19 +32,19 @@ use report::Results;
 /// qemu/bench.toml
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Settings {
+pub struct BenchConfig {
     icount: String,
     cpus: u32,
     limit: u64,
     #[serde(rename = "run")]
-    runs: Vec<Run>,
+    runs: Vec<BenchRun>,
     #[serde(rename = "goal")]
     goals: Vec<Goal>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Run {
+struct BenchRun {
     name: String,
     kernel: String,
     topology: String,
@@ -67,12 +66,10 @@ pub struct Goal {
     at_least: Option<f64>,
 }
 
-impl Settings {
+impl BenchConfig {
     /// Reads qemu/bench.toml.
     pub fn read(root: &Path) -> Result<Self> {
-        let file = root.join("qemu/bench.toml");
-        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        toml::from_str(&text).with_context(|| file.display().to_string())
+        host::settings::read(&root.join("qemu/bench.toml"))
     }
 
     /// The kernels that are booted for what `only` picks.
@@ -94,7 +91,7 @@ pub struct Bench<'a> {
     /// Boots; its machine is not ours.
     pub booter: &'a Booter<'a>,
     /// What to do.
-    pub settings: &'a Settings,
+    pub settings: &'a BenchConfig,
     /// The series that the figures are of.
     pub recorded: String,
 }
@@ -122,7 +119,7 @@ impl Bench<'_> {
     }
 
     /// Boots, and reads what the program says.
-    fn count(&self, run: &Run, topologies: &Topologies) -> Result<Figures> {
+    fn count(&self, run: &BenchRun, topologies: &Topologies) -> Result<Figures> {
         let topology = topologies.get(&run.topology)?;
         let kernel = Built::at(self.paths, &run.kernel);
         let name = format!("bench/{}", run.name);

@@ -6,8 +6,7 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-use super::Figures;
-use super::report::RANGE;
+use super::figures::{Figures, RANGE};
 
 const SIZE: (u32, u32) = (900, 560);
 

@@ -8,11 +8,8 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::figures::value;
-use super::{Figures, Settings, plot};
-
-/// The case that covers sizes from a page to 16 GiB.
-pub const RANGE: &str = "range";
+use super::figures::{RANGE, value};
+use super::{BenchConfig, Figures, plot};
 
 /// Cases that end so count rows of pages and not instructions.
 const ROWS: &str = "_runs";
@@ -46,7 +43,7 @@ pub struct Results {
 
 impl Results {
     /// Judges the figures, by run.
-    pub fn new(settings: &Settings, counted: BTreeMap<String, Figures>) -> Result<Self> {
+    pub fn new(settings: &BenchConfig, counted: BTreeMap<String, Figures>) -> Result<Self> {
         let mut goals = Vec::new();
         for goal in &settings.goals {
             let (of, to) = (value(&goal.of, &counted)?, value(&goal.to, &counted)?);

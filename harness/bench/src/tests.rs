@@ -1,5 +1,7 @@
 use super::*;
 
+use std::fs;
+
 fn figures(lines: &[(&str, u64, u64)]) -> Figures {
     let log: String = lines
         .iter()
@@ -13,7 +15,7 @@ fn figures(lines: &[(&str, u64, u64)]) -> Figures {
 #[test]
 fn the_benchmarks_of_this_repository() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let settings = Settings::read(&root).unwrap();
+    let settings = BenchConfig::read(&root).unwrap();
     let kernels = plan::kernels::Kernels::read(&root).unwrap();
     let topologies = Topologies::read(&root).unwrap();
     for run in &settings.runs {
@@ -78,7 +80,7 @@ fn sums_of_figures() {
     assert!(figures::value("x.c", &runs).is_err());
 }
 
-fn settings(text: &str) -> Settings {
+fn settings(text: &str) -> BenchConfig {
     toml::from_str(&format!("icount = ''\ncpus = 1\nlimit = 1\n{text}")).unwrap()
 }
 

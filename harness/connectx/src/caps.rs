@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::command::Status;
-use crate::command::port::MAX_MEMBERS;
+use crate::device::command::Status;
+use crate::device::command::port::MAX_MEMBERS;
 use crate::device::{Device, Scheme};
 
 /// Size of a group of capabilities.

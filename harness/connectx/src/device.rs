@@ -9,15 +9,20 @@ use endpoint::irq::Irqs;
 use endpoint::proxy::Answer;
 
 use crate::bus::Bus;
-use crate::command::Status;
-use crate::fault::Faults;
+use crate::device::command::Status;
+use crate::device::fault::Faults;
+use crate::device::mkey::Mkey;
+use crate::device::queue::{Cq, Eq};
 use crate::layout::{Constants, Headers, Layouts};
 use crate::memory::{Memory, Refused, Target};
-use crate::mkey::Mkey;
 use crate::pci;
 use crate::qp::{Qp, Srq};
-use crate::queue::{Cq, Eq};
 use crate::witness::{Dma, Witness};
+
+pub mod command;
+pub mod fault;
+pub mod mkey;
+pub mod queue;
 
 /// How the device reports page faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

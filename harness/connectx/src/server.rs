@@ -192,13 +192,13 @@ impl ServerBackend for Shared {
 mod tests {
     use super::*;
     use crate::device::Scheme;
-    use crate::testing::Bench;
+    use crate::testing::Testbed;
 
     /// No command comes between the translation of an address and its use, and QEMU, which
     /// holds a lock, does not wait for a packet that waits for QEMU.
     #[test]
     fn registers_are_not_written_while_qemu_is_asked() {
-        let Some(bench) = Bench::bare(Scheme::Transport) else {
+        let Some(bench) = Testbed::bare(Scheme::Transport) else {
             return;
         };
         let register = bench.device.l.init_seg.cmdq_addr_h.byte() as u64;

@@ -12,11 +12,11 @@ use std::sync::OnceLock;
 
 use tempfile::NamedTempFile;
 
-use crate::command::Status;
+use crate::device::command::Status;
+use crate::device::queue::CQE;
 use crate::device::{Device, Known, Options, Scheme};
 use crate::layout::{Field, Headers, Layouts};
 use crate::memory::Memory;
-use crate::queue::CQE;
 use crate::witness::Witness;
 
 mod traffic;
@@ -116,7 +116,7 @@ pub fn structure(size: usize, fields: &[(Field, u64)]) -> Vec<u8> {
 }
 
 /// A device and its driver.
-pub struct Bench {
+pub struct Testbed {
     pub device: Device,
     pub ram: File,
     pub vram: NamedTempFile,
@@ -132,7 +132,7 @@ pub struct Bench {
     next: u64,
 }
 
-impl Bench {
+impl Testbed {
     /// Memory, and nothing that the driver does.
     pub fn bare(scheme: Scheme) -> Option<Self> {
         static KNOWN: OnceLock<Known> = OnceLock::new();
@@ -499,7 +499,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub fn new(bench: &mut Bench) -> Self {
+    pub fn new(bench: &mut Testbed) -> Self {
         let (a_cq, b_cq) = (bench.cq(6), bench.cq(6));
         let (a, b) = (bench.qp(&a_cq, |_, _| {}), bench.qp(&b_cq, |_, _| {}));
         // Without an end of retries.

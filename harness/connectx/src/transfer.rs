@@ -8,9 +8,9 @@
 use std::time::{Duration, Instant};
 
 use crate::device::Device;
-use crate::fault::{Missing, Side};
+use crate::device::fault::{Missing, Side};
+use crate::device::mkey::{Piece, Stop, Want};
 use crate::memory::{Refused, Target};
-use crate::mkey::{Piece, Stop, Want};
 use crate::qp::{Segment, Send, State, Wait};
 use crate::witness::Dma;
 

@@ -1,8 +1,8 @@
 //! UMR: a work request that changes a key, its context and its translations.
 
 use crate::device::Device;
+use crate::device::mkey::{BLOCK, Want};
 use crate::layout::Field;
-use crate::mkey::{BLOCK, Want};
 use crate::qp::{Segment, Send};
 
 impl Device {

@@ -345,7 +345,7 @@ fn first_cpu(text: &str) -> String {
 
 /// `0000:01:00.0`
 pub fn is_address(name: &str) -> bool {
-    crate::host::Address::parse(name).is_some()
+    crate::address::Address::parse(name).is_some()
 }
 
 /// `pci0000:00`

@@ -2,59 +2,12 @@
 //! kernel.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
+pub use crate::address::{Address, Gc, size};
 use crate::capture;
 use crate::config::{Config, Port};
 use crate::known::{Known, Role};
 use crate::picture::Picture;
-
-/// A PCI address; they are in the order of the bus.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Address {
-    domain: u32,
-    bus: u8,
-    device: u8,
-    function: u8,
-}
-
-impl Address {
-    /// Reads `0000:01:00.0`.
-    pub fn parse(text: &str) -> Option<Self> {
-        let (domain, rest) = text.split_once(':')?;
-        let (bus, rest) = rest.split_once(':')?;
-        let (device, function) = rest.split_once('.')?;
-        if domain.len() < 4 || bus.len() != 2 || device.len() != 2 || function.len() != 1 {
-            return None;
-        }
-        let hex = |text: &str| u8::from_str_radix(text, 16).ok();
-        let address = Self {
-            domain: u32::from_str_radix(domain, 16).ok()?,
-            bus: hex(bus)?,
-            device: hex(device).filter(|device| *device < 32)?,
-            function: hex(function).filter(|function| *function < 8)?,
-        };
-        // A sign would have been read, too.
-        (address.to_string() == text.to_lowercase()).then_some(address)
-    }
-
-    /// Whether this is device 0, function 0 of its bus.
-    fn is_first(self) -> bool {
-        self.device == 0 && self.function == 0
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            domain,
-            bus,
-            device,
-            function,
-        } = self;
-        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
-    }
-}
 
 /// A BAR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,27 +25,6 @@ impl Bar {
             Some(less) if less > 0 => less.saturating_add(1),
             _ => 0,
         }
-    }
-}
-
-/// Version of the graphics core of an AMD GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Gc(u64, u64, u64);
-
-impl Gc {
-    /// Of an MI200.
-    pub const MI200: Self = Self(9, 4, 2);
-
-    /// What svm_range_vram_coherent() says in the kernel: whether the GPU sees at once what
-    /// others write to its memory.
-    pub fn is_coherent(self) -> bool {
-        self < Self(9, 4, 3) || (Self(10, 0, 0)..Self(12, 0, 0)).contains(&self)
-    }
-}
-
-impl fmt::Display for Gc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.0, self.1, self.2)
     }
 }
 
@@ -379,14 +311,5 @@ fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
         None => text.parse().ok(),
-    }
-}
-
-/// A size for people.
-pub fn size(bytes: u64) -> String {
-    match bytes >> 20 {
-        0 => format!("{bytes} bytes"),
-        mib if mib % 1024 == 0 => format!("{} GiB", mib / 1024),
-        mib => format!("{mib} MiB"),
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::host::{Gc, size};
+use crate::address::{Gc, size};
 
 /// known.toml
 #[derive(Debug, Deserialize)]

@@ -6,6 +6,7 @@
 //! goes through the pairs and makes a [`report`], which is `--json`; [`text`] is the same for
 //! people.
 
+pub mod address;
 pub mod capture;
 pub mod cli;
 pub mod config;

@@ -2,7 +2,8 @@
 //! exit status.
 
 pub mod git;
-pub mod outcome;
 pub mod paths;
 pub mod proc;
+pub mod settings;
+pub mod status;
 pub mod ui;

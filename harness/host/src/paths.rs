@@ -7,7 +7,7 @@ use std::{env, fs};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::outcome::Usage;
+use crate::status::Usage;
 
 /// The directories of a run.
 pub struct Paths {
@@ -18,7 +18,7 @@ pub struct Paths {
     pub work: PathBuf,
     /// Where kernels are built: `work`, or what `O=` says.
     pub output: PathBuf,
-    /// Kept between clones: packages, tools, ccache.
+    /// Cache between clones: packages, tools, ccache.
     pub cache: PathBuf,
     /// The user's kernel tree, if he gave one.
     pub kdir: Option<PathBuf>,

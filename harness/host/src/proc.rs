@@ -257,7 +257,7 @@ pub fn ends(pid: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::{Verdict, status, status_of};
+    use crate::status::{INTERRUPTED, Verdict, status_of};
 
     #[test]
     fn both_outputs_reach_log_and_reader() {
@@ -330,7 +330,7 @@ mod tests {
             let status = soon(|| child.try_wait().unwrap());
             let _ = child.kill();
             let code = status.expect("it ends").code();
-            assert_eq!(code, Some(status::INTERRUPTED.into()), "{trap}");
+            assert_eq!(code, Some(INTERRUPTED.into()), "{trap}");
             assert!(ends(&pid), "process {} is still there", pid.trim());
         }
     }

@@ -12,8 +12,8 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use checks::{Finding, State, Survey};
-use host::outcome::Verdict;
 use host::paths::Paths;
+use host::status::Verdict;
 use host::ui::Ui;
 use ktap::Status;
 use perftest::Measured;

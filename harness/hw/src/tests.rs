@@ -2,7 +2,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use super::*;
-use host::outcome::status_of;
+use host::status::status_of;
 
 mod mlx5;
 mod selftests;

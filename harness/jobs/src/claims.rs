@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-use machine::vm::Ran;
+use machine::vm::RunResult;
 use machine::witness::conversations;
 use plan::topology::connectx;
 use results::report::Outcome;
@@ -15,7 +15,7 @@ const CLAIM: &str = "# vram ";
 
 /// Why the log of the first NIC does not go with the report: each of its tests is a
 /// conversation, and claims so many bytes.
-pub fn contradicted(outcomes: &[Outcome], ran: &Ran) -> Option<String> {
+pub fn contradicted(outcomes: &[Outcome], ran: &RunResult) -> Option<String> {
     match compare(outcomes, ran) {
         Ok(wrong) if wrong.is_empty() => None,
         Ok(wrong) => Some(wrong.join("\n")),
@@ -23,7 +23,7 @@ pub fn contradicted(outcomes: &[Outcome], ran: &Ran) -> Option<String> {
     }
 }
 
-fn compare(outcomes: &[Outcome], ran: &Ran) -> Result<Vec<String>> {
+fn compare(outcomes: &[Outcome], ran: &RunResult) -> Result<Vec<String>> {
     let file = ran.dir.join(format!("{}.log", connectx(0)));
     let log = fs::read_to_string(&file);
     let seen = log.map_err(Into::into).and_then(|log| conversations(&log));
@@ -78,7 +78,7 @@ mod tests {
 {"event":"end","ram_bytes":64,"peer_bytes":4096}
 "#;
         let dir = tempfile::tempdir().unwrap();
-        let ran = Ran {
+        let ran = RunResult {
             dir: dir.path().to_owned(),
             end: End::Done(0),
             console: String::new(),

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use host::paths::Paths;
 use host::proc::quote;
 use kernel::Built;
-use machine::vm::{Boot, Booter, Ran};
+use machine::vm::{Boot, Booter, RunResult};
 use machine::witness;
 use machine::witness::Conversation;
 use plan::topology::{Kind, Models, Scenario, Topology, connectx};
@@ -47,7 +47,7 @@ pub struct Played {
 
 /// A line of the table.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct ScenarioResult {
     /// The topology.
     pub topology: String,
     /// The GPU's driver and the NIC.
@@ -63,7 +63,7 @@ pub struct Row {
     pub log: PathBuf,
 }
 
-impl Row {
+impl ScenarioResult {
     /// As a test of a job.
     pub fn outcome(&self, job: &str, paths: &Paths) -> Outcome {
         let mut outcome = Outcome::unless(job, &self.scenario, self.trouble.clone());
@@ -118,7 +118,7 @@ pub struct Demo<'a> {
 
 impl Demo<'_> {
     /// Boots the topology and plays.
-    pub fn play(&self, booter: &Booter<'_>) -> Result<(Vec<Row>, Ran)> {
+    pub fn play(&self, booter: &Booter<'_>) -> Result<(Vec<ScenarioResult>, RunResult)> {
         let step = booter.ui.step(format!("run: {}", self.name));
         let ran = booter.boot(
             &Boot {
@@ -161,7 +161,13 @@ impl Demo<'_> {
         job
     }
 
-    fn row(&self, number: usize, scenario: &Scenario, ran: &Ran, witness: Option<&Witness>) -> Row {
+    fn row(
+        &self,
+        number: usize,
+        scenario: &Scenario,
+        ran: &RunResult,
+        witness: Option<&Witness>,
+    ) -> ScenarioResult {
         let file = file(number, scenario);
         let played: Option<Played> = ran
             .file(&format!("{file}.json"))
@@ -182,7 +188,7 @@ impl Demo<'_> {
                     .unwrap_or_else(|| "p2p_demo wrote none".to_owned())
             )),
         }
-        Row {
+        ScenarioResult {
             topology: self.topology.name.clone(),
             devices: match (self.kind, self.models.pascal) {
                 (Kind::Counting, _) => "p2ptest + edu",
@@ -201,7 +207,7 @@ impl Demo<'_> {
 struct Witness(Result<Vec<Conversation>, String>);
 
 impl Witness {
-    fn read(ran: &Ran) -> Self {
+    fn read(ran: &RunResult) -> Self {
         let file = ran.dir.join(format!("{}.log", connectx(0)));
         let text = fs::read_to_string(&file).map_err(Into::into);
         let read = text.and_then(|text| witness::conversations(&text));
@@ -278,7 +284,7 @@ fn mismatch(scenario: &Scenario, iommu: bool, played: &Played) -> Option<String>
 }
 
 /// The table at the end of `make demo`.
-pub fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[ScenarioResult]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN);
     table.set_header([

@@ -1,11 +1,11 @@
-//! What the results of a job depend on, for [`results::kept`].
+//! What the results of a job depend on, for [`results::cache`].
 
 use anyhow::Result;
 
 use kernel::Built;
 use machine::vm::Booter;
 use plan::job::{Job, split, words};
-use results::kept::Inputs;
+use results::cache::Inputs;
 
 /// All that its machine is made of; what it runs must be built.
 pub fn inputs(job: &Job<'_>, booter: &Booter<'_>) -> Result<Inputs> {

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use machine::vm::Ran;
+use machine::vm::RunResult;
 use machine::witness::{BUS, Figures, figures, unused};
 use plan::job::{Bounds, Spec};
 use plan::topology::{Topology, connectx, vram};
 use results::report::Outcome;
 
 /// What the log of the first NIC says about that.
-pub fn outcomes(job: &str, spec: &Spec, topology: &Topology, ran: &Ran) -> Vec<Outcome> {
+pub fn outcomes(job: &str, spec: &Spec, topology: &Topology, ran: &RunResult) -> Vec<Outcome> {
     let log = ran.dir.join(format!("{}.log", connectx(0)));
     let mut outcomes = Vec::new();
     let places = places(spec, topology);
@@ -98,7 +98,7 @@ mod tests {
         if let Some(log) = log {
             fs::write(dir.path().join("connectx0.log"), log).unwrap();
         }
-        let ran = Ran {
+        let ran = RunResult {
             dir: dir.path().to_owned(),
             end: End::Done(0),
             console: String::new(),

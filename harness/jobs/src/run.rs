@@ -9,7 +9,7 @@ use host::proc::{quote, tail};
 use kernel::Built;
 use ktap::Status;
 use machine::logscan;
-use machine::vm::{Boot, Booter, End, Ran};
+use machine::vm::{Boot, Booter, End, RunResult};
 use plan::job::{Job, Same, guest_script, log_name, split, words};
 use plan::topology::{Kind, Machine};
 use results::report::Outcome;
@@ -139,7 +139,7 @@ pub(crate) fn prepare(job: &Job<'_>, booter: &Booter<'_>) -> String {
     text
 }
 
-fn boot(job: &Job<'_>, booter: &Booter<'_>, kernel: &Built, limit: Duration) -> Result<Ran> {
+fn boot(job: &Job<'_>, booter: &Booter<'_>, kernel: &Built, limit: Duration) -> Result<RunResult> {
     let paths = booter.paths;
     let step = booter.ui.step(format!("run: {}", job.name));
     let append = append(job, booter.machine);
@@ -211,7 +211,7 @@ fn may_skip(job: &Job<'_>, outcome: Outcome) -> Outcome {
     Outcome::failed(&outcome.suite, &outcome.name, reason)
 }
 
-fn program(job: &Job<'_>, program: &str, ran: &Ran) -> Vec<Outcome> {
+fn program(job: &Job<'_>, program: &str, ran: &RunResult) -> Vec<Outcome> {
     let (_, name) = split(words(program).0);
     let file = log_name(program);
     let Some(log) = ran.file(&format!("{file}.log")) else {
@@ -257,7 +257,7 @@ fn too_few(outcomes: &[Outcome], floor: usize) -> Option<String> {
 }
 
 /// What came of a job's machine itself.
-pub fn of_machine(job: &str, ran: &Ran, allowed: &[String], paths: &Paths) -> Vec<Outcome> {
+pub fn of_machine(job: &str, ran: &RunResult, allowed: &[String], paths: &Paths) -> Vec<Outcome> {
     let mut machine = Outcome::unless(job, "the machine ends well", ran.trouble());
     machine.seconds = Some(ran.time.as_secs_f64());
     let quiet = Outcome::unless(job, "a quiet kernel log", loud(ran, allowed));
@@ -269,7 +269,7 @@ pub fn of_machine(job: &str, ran: &Ran, allowed: &[String], paths: &Paths) -> Ve
     outcomes.into_iter().map(log).collect()
 }
 
-fn loud(ran: &Ran, allowed: &[String]) -> Option<String> {
+fn loud(ran: &RunResult, allowed: &[String]) -> Option<String> {
     if ran.end == End::Unheard {
         return Some("the log is not whole".to_owned());
     }
@@ -279,7 +279,7 @@ fn loud(ran: &Ran, allowed: &[String]) -> Option<String> {
     Some(format!("{} reports; the first:\n{first}", reports.len()))
 }
 
-fn leaks(ran: &Ran) -> Option<String> {
+fn leaks(ran: &RunResult) -> Option<String> {
     match ran.file("kmemleak") {
         None => Some("kmemleak did not answer".to_owned()),
         Some(text) if text.trim().is_empty() => None,

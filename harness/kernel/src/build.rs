@@ -15,9 +15,9 @@ use crate::compiler::Compiler;
 use crate::tree::{Tree, need_space};
 use crate::{Built, config};
 use host::git::ask;
-use host::outcome::Usage;
 use host::paths::{Paths, digest};
 use host::proc::{capture, shown, stream, tail};
+use host::status::Usage;
 use host::ui::{Step, Ui};
 use plan::kernels::{Kernel, Kernels, Source};
 use setup::{Tools, search_path};
@@ -96,13 +96,13 @@ impl Builder<'_> {
             let siblings: Vec<_> = siblings.map(|name| Built::at(self.paths, name)).collect();
             take_headers(&siblings, &Built::at(self.paths, name))?;
         }
-        let models: Vec<_> = kernels.models(name).collect();
-        self.build(name, kernel, &models)
+        let seeds: Vec<_> = kernels.seeds(name).collect();
+        self.build(name, kernel, &seeds)
     }
 
-    /// Builds a kernel with its selftests. `models`: kernels of the same tree, of which
+    /// Builds a kernel with its selftests. `seeds`: kernels of the same tree, of which
     /// the first that is there lends its objects.
-    pub fn build(&self, name: &str, kernel: &Kernel, models: &[&str]) -> Result<()> {
+    pub fn build(&self, name: &str, kernel: &Kernel, seeds: &[&str]) -> Result<()> {
         if kernel.llvm && self.compiler.llvm.is_none() && self.compiler.cc.is_some() {
             bail!(Usage(format!(
                 "kernel {name} can be built by LLVM alone: leave CC= out, or use ONLY="
@@ -135,8 +135,11 @@ impl Builder<'_> {
         let _ = fs::remove_file(&mark);
 
         let step = self.ui.step(format!("build: kernel {name}"));
-        let models: Vec<_> = models.iter().map(|m| Built::at(self.paths, m)).collect();
-        begin_with(&models, &built)?;
+        let seeds: Vec<_> = seeds
+            .iter()
+            .map(|seed| Built::at(self.paths, seed))
+            .collect();
+        begin_with(&seeds, &built)?;
         let refused = make.configure(&text, &wanted, &step)?;
         if !refused.is_empty() {
             bail!(
@@ -275,22 +278,22 @@ fn remove(dir: &Path) -> Result<()> {
 
 /// Gives a kernel that was not built yet the objects of the first one that was. Kbuild
 /// knows which options an object depends on, and makes it again where they differ.
-fn begin_with(models: &[Built], built: &Built) -> Result<()> {
+fn begin_with(seeds: &[Built], built: &Built) -> Result<()> {
     if built.dir.join(".config").is_file() {
         return Ok(());
     }
-    let is_whole = |model: &&Built| model.dir.join(MARK).is_file();
-    let Some(model) = models.iter().find(is_whole) else {
+    let is_whole = |seed: &&Built| seed.dir.join(MARK).is_file();
+    let Some(seed) = seeds.iter().find(is_whole) else {
         return Ok(());
     };
-    let partial = partial_copy(&model.dir, &built.dir)?;
+    let partial = partial_copy(&seed.dir, &built.dir)?;
     remove(&built.dir)?;
     // What is no work of Kbuild's and names the folder that it was made in.
     for name in ["ko", "bench", ".virtme_mods"] {
         remove(&partial.join(name))?;
     }
     fs::remove_file(partial.join(MARK))?;
-    rename_in_tools(&partial.join("tools"), &model.dir, &built.dir)?;
+    rename_in_tools(&partial.join("tools"), &seed.dir, &built.dir)?;
     Ok(fs::rename(&partial, &built.dir)?)
 }
 

@@ -7,11 +7,21 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use host::git::ask;
 
-use crate::series::{Series, Settings, Topic, git_dir, name};
-use crate::tree::Tree;
+use crate::series::{Series, SeriesConfig, Topic, git_dir, name};
 
 /// Files by their path in the repository.
 pub type Files = BTreeMap<PathBuf, Vec<u8>>;
+
+/// The series in a git tree.
+#[derive(Clone, Copy)]
+pub struct Branch<'a> {
+    /// The tree's directory.
+    pub dir: &'a Path,
+    /// The commit below the series.
+    pub base: &'a str,
+    /// The last commit of the series.
+    pub tip: &'a str,
+}
 
 /// A topic's commits.
 pub struct Part<'a> {
@@ -24,15 +34,15 @@ pub struct Part<'a> {
 }
 
 /// Finds each topic's commits by the subject of the first.
-pub fn parts<'a>(tree: &Tree, settings: &'a Settings) -> Result<Vec<Part<'a>>> {
+pub fn parts<'a>(tree: Branch<'_>, settings: &'a SeriesConfig) -> Result<Vec<Part<'a>>> {
     let range = format!("{}..{}", tree.base, tree.tip);
-    let log = ask(&tree.dir, &["log", "--reverse", "--format=%H %s", &range])?;
+    let log = ask(tree.dir, &["log", "--reverse", "--format=%H %s", &range])?;
     let mut parts: Vec<Part<'_>> = Vec::new();
     let mut topics = settings.topics.iter().peekable();
     for line in log.lines() {
         let (commit, subject) = line.split_once(' ').unwrap_or((line, ""));
         if let Some(topic) = topics.next_if(|topic| topic.first == subject) {
-            let base = parts.last().map_or(&tree.base, |part| &part.tip).clone();
+            let base = parts.last().map_or(tree.base, |part| &part.tip).to_owned();
             let tip = String::new();
             parts.push(Part { topic, base, tip });
         }
@@ -64,12 +74,17 @@ impl Part<'_> {
     }
 
     /// Adds the patches that they are.
-    pub fn patches(&self, tree: &Tree, settings: &Settings, files: &mut Files) -> Result<()> {
-        let dir = tempfile::tempdir_in(git_dir(&tree.dir)?)?;
+    pub fn patches(
+        &self,
+        tree: Branch<'_>,
+        settings: &SeriesConfig,
+        files: &mut Files,
+    ) -> Result<()> {
+        let dir = tempfile::tempdir_in(git_dir(tree.dir)?)?;
         let out = dir.path().to_string_lossy();
         let prefix = format!("--subject-prefix={}", settings.subject_prefix);
         ask(
-            &tree.dir,
+            tree.dir,
             &[
                 "format-patch",
                 "--quiet",
@@ -92,7 +107,7 @@ impl Part<'_> {
 }
 
 /// Whether the tree's commits are those in patches/; the rest is not looked at.
-pub fn same_patches(tree: &Tree, series: &Series) -> Result<bool> {
+pub fn same_patches(tree: Branch<'_>, series: &Series) -> Result<bool> {
     // A commit that begins a topic may have been renamed: that is a change.
     let Ok(parts) = parts(tree, &series.settings) else {
         return Ok(false);

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use host::outcome::Usage;
 use host::proc::capture;
+use host::status::Usage;
 
 /// Calls a compiler by way of ccache.
 const CACHED: &str = "harness/cached";

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use host::git::{ask, git};
 use host::paths::digest;
 use host::proc::{capture, output, quote};
+use host::settings;
 
 mod fit;
 
@@ -22,7 +23,7 @@ pub use fit::{Fit, told, with_files_of};
 /// patches/series.toml
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Settings {
+pub struct SeriesConfig {
     /// What a subject begins with, e.g. `RFC PATCH v2`.
     pub subject_prefix: String,
     /// The commit of the public tree that patches are based on; the base in the
@@ -51,16 +52,19 @@ pub struct Topic {
     pub needs: Vec<String>,
 }
 
-impl Settings {
+impl SeriesConfig {
     fn read(file: &Path) -> Result<Self> {
-        let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        Self::parse(&text).with_context(|| file.display().to_string())
+        let settings: Self = settings::read(file)?;
+        settings
+            .check()
+            .with_context(|| file.display().to_string())?;
+        Ok(settings)
     }
 
-    fn parse(text: &str) -> Result<Self> {
-        let settings: Self = toml::from_str(text)?;
+    /// Whether topics are in order.
+    fn check(&self) -> Result<()> {
         let mut before: Vec<&str> = Vec::new();
-        for Topic { folder, needs, .. } in &settings.topics {
+        for Topic { folder, needs, .. } in &self.topics {
             if before.last().is_some_and(|last| *last >= folder.as_str()) {
                 bail!("{folder} is not in the order of names");
             }
@@ -69,7 +73,7 @@ impl Settings {
             }
             before.push(folder);
         }
-        Ok(settings)
+        Ok(())
     }
 
     /// The topics' folders.
@@ -114,7 +118,7 @@ pub struct Series {
     /// patches/
     pub dir: PathBuf,
     /// series.toml
-    pub settings: Settings,
+    pub settings: SeriesConfig,
     /// The patches in order, without a cover letter.
     pub patches: Vec<PathBuf>,
     /// Changes when a patch does.
@@ -129,7 +133,7 @@ impl Series {
     /// Reads patches/.
     pub fn read(root: &Path) -> Result<Self> {
         let dir = root.join("patches");
-        let settings = Settings::read(&dir.join("series.toml"))?;
+        let settings = SeriesConfig::read(&dir.join("series.toml"))?;
         let mut patches = Vec::new();
         for topic in &settings.topics {
             patches.extend(patches_of(&dir.join(&topic.folder))?);
@@ -153,7 +157,7 @@ impl Series {
         let is_in = |patch: &&PathBuf| topics.iter().any(|topic| is_of(patch, topic));
         Self {
             dir: self.dir.clone(),
-            settings: Settings {
+            settings: SeriesConfig {
                 topics: topics.iter().copied().cloned().collect(),
                 ..self.settings.clone()
             },

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::statvfs::statvfs;
 use serde::{Deserialize, Serialize};
 
-use crate::commits::same_patches;
+use crate::commits::{Branch, same_patches};
 use crate::series::{self, How, Series, Topic, git_dir, told};
 use host::git::{ask, commit, git, head_of_repository};
 use host::paths::Paths;
@@ -85,7 +85,7 @@ pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
     }
     if !in_step && tree.tip != tree.base {
         // Somebody has worked in the tree, or it is older than its state.
-        if same_patches(&tree, &series)? {
+        if same_patches(tree.branch(), &series)? {
             tree.remember(&series)?;
             if !moved {
                 return Ok(tree);
@@ -149,6 +149,15 @@ impl State {
 }
 
 impl Tree {
+    /// The series in it.
+    pub fn branch(&self) -> Branch<'_> {
+        Branch {
+            dir: &self.dir,
+            base: &self.base,
+            tip: &self.tip,
+        }
+    }
+
     /// Notes that tree and patches/ are in step.
     pub fn remember(&self, series: &Series) -> Result<()> {
         let state = State {

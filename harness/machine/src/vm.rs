@@ -56,7 +56,7 @@ pub struct Boot<'a> {
     pub kind: Kind,
     /// The models of a parallel machine.
     pub models: Models<'a>,
-    /// Added to the kernel's command line.
+    /// Diff to the kernel's command line.
     pub append: &'a [String],
     /// QEMU's `-icount`, if not the machine's.
     pub icount: Option<&'a str>,
@@ -84,7 +84,7 @@ pub enum End {
 }
 
 /// A machine that has ended.
-pub struct Ran {
+pub struct RunResult {
     /// Its directory.
     pub dir: PathBuf,
     /// How it ended.
@@ -98,7 +98,7 @@ pub struct Ran {
     pub witness: Option<Option<String>>,
 }
 
-impl Ran {
+impl RunResult {
     /// A file that the job wrote.
     pub fn file(&self, name: &str) -> Option<String> {
         let bytes = fs::read(self.dir.join("out").join(name)).ok()?;
@@ -161,7 +161,7 @@ impl Booter<'_> {
     }
 
     /// Boots, runs, and waits for the end.
-    pub fn boot(&self, boot: &Boot<'_>, step: &Step<'_>) -> Result<Ran> {
+    pub fn boot(&self, boot: &Boot<'_>, step: &Step<'_>) -> Result<RunResult> {
         let dir = self.prepare(boot)?;
         let processor = match boot.kind {
             Kind::Counting => PROCESSORS.take(),
@@ -169,7 +169,7 @@ impl Booter<'_> {
         };
         let command = self.command(boot, &dir, Some((boot.limit, &processor)))?;
         let models = self.models(boot, &dir, Some(boot.limit))?;
-        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
+        let judge = JudgePort::open(&dir, boot.topology.gpus.len())?;
         if self.ui.verbose {
             self.ui.say(format!("+ {}", shown(&command)));
         }
@@ -203,7 +203,7 @@ impl Booter<'_> {
             (None, Some(status)) => End::Done(status),
             (None, None) => End::Lost,
         };
-        Ok(Ran {
+        Ok(RunResult {
             dir,
             end,
             console,
@@ -247,7 +247,7 @@ impl Booter<'_> {
         fs::set_permissions(&shell, PermissionsExt::from_mode(0o755))?;
         let mut command = self.command(boot, &dir, None)?;
         let models = self.models(boot, &dir, None)?;
-        let judge = Bench::open(&dir, boot.topology.gpus.len())?;
+        let judge = JudgePort::open(&dir, boot.topology.gpus.len())?;
         self.ui.say(format!("+ {}", shown(&command)));
         host::proc::interactive(&mut command)?;
         judge.close(&dir);
@@ -375,11 +375,11 @@ fn environment(boot: &Boot<'_>) -> String {
 }
 
 /// Where the judge sits: the host's end of the guest's port.
-struct Bench {
+struct JudgePort {
     thread: thread::JoinHandle<()>,
 }
 
-impl Bench {
+impl JudgePort {
     fn open(dir: &Path, gpus: usize) -> Result<Self> {
         let listener = at(dir, |path| UnixListener::bind(path)).context("the judge's socket")?;
         let vram = (0..gpus).map(|n| dir.join(vram(n))).collect();

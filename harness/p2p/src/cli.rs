@@ -7,17 +7,17 @@ use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use host::outcome::{Usage, Verdict};
 use host::paths::Paths;
 use host::proc;
+use host::status::{Usage, Verdict};
 use host::ui::Ui;
 use kernel::compiler::Compiler;
 use plan::filter::Only;
 use run::Run;
 
 mod about;
-mod own;
 mod run;
+mod selfcheck;
 mod test;
 
 /// Builds the series, boots it in every topology, and judges the result.

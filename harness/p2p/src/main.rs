@@ -9,5 +9,5 @@ use std::process::ExitCode;
 mod cli;
 
 fn main() -> ExitCode {
-    host::outcome::exit(cli::run)
+    host::status::exit(cli::run)
 }

@@ -7,12 +7,12 @@ use endpoint::config::Config;
 use endpoint::irq::Irqs;
 use endpoint::memory::Memory;
 
-use crate::host::{self, Host, World};
+use crate::host::{Host, World};
 use crate::inject::Inject;
 use crate::interrupt::{self, Pmc};
 use crate::mmu::Tables;
 use crate::registers as r;
-use crate::runlist::Runlist;
+use crate::runlist::{self, Runlist};
 use crate::space::{Aperture, Fault, Place, Space, Vram};
 use crate::tlb::Tlb;
 use crate::witness::{Event, Witness};
@@ -204,7 +204,7 @@ impl Gpu {
             r::TIME_HIGH => (state.now() >> 32) as u32,
             // One PBDMA, which serves runlist 0.
             r::PBDMAS | r::PBDMA_RUNLISTS | r::LTC_COUNT | r::FUSE_DISPLAY => 1,
-            r::CHANNEL_COUNT => host::CHANNELS,
+            r::CHANNEL_COUNT => runlist::CHANNELS,
             r::FIFO_INTR => state.host.interrupts(),
             r::PBDMAS_INTR => u32::from(state.host.pbdma.interrupts()),
             r::PBDMA_INTR => state.host.pbdma.pending,
@@ -249,7 +249,7 @@ impl Gpu {
                 }
                 u32::from_le_bytes(data)
             }
-            r::CHANNELS.. if register < r::CHANNELS + 8 * host::CHANNELS => {
+            r::CHANNELS.. if register < r::CHANNELS + 8 * runlist::CHANNELS => {
                 state.host.read(register - r::CHANNELS)
             }
             _ if r::is_stored(register) => state.get(register),
@@ -323,7 +323,7 @@ impl Gpu {
                         .violation(&format!("PRAMIN at {at:#x}: {error}"));
                 }
             }
-            r::CHANNELS.. if register < r::CHANNELS + 8 * host::CHANNELS => {
+            r::CHANNELS.. if register < r::CHANNELS + 8 * runlist::CHANNELS => {
                 let at = register - r::CHANNELS;
                 self.with_host(|host, world| host.write(world, at, value));
             }

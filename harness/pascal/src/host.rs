@@ -11,13 +11,11 @@ use crate::inject::Inject;
 use crate::registers::{
     CE_FAULT, FAULT_INFO, FIFO_MMU_FAULT, FIFO_NON_STALL, FIFO_PBDMA, PREEMPT_GROUP,
 };
-use crate::runlist::Runlist;
+use crate::runlist::{CHANNELS, Runlist};
 use crate::space::{Fault, Space};
 use crate::tlb::Tlb;
 use crate::witness::Witness;
 
-/// Channels. A device has 4096; memory for each is taken from BAR1.
-pub const CHANNELS: u32 = 64;
 /// Bytes of each channel's USERD.
 pub const USERD_SIZE: u64 = 0x200;
 /// In it: how far the device has read the ring.

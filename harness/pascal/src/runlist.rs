@@ -2,8 +2,10 @@
 //! (`engine/fifo/gk110.c`, `gp100.c`). The model does not schedule by it; but nouveau stops
 //! groups, and the number of a group is not that of its channel.
 
-use crate::host::CHANNELS;
 use crate::space::{Aperture, Place, Space};
+
+/// Channels. A device has 4096; memory for each is taken from BAR1.
+pub const CHANNELS: u32 = 64;
 
 /// In the first word of an entry: the number of what it is for.
 const NUMBER: u32 = 0xfff;

@@ -32,7 +32,7 @@ use machine::vm::{Boot, Booter};
 use plan::filter::Only;
 use plan::kernels::Kernels;
 use plan::topology::{Kind, Models, Topologies};
-use results::kept::Inputs;
+use results::cache::Inputs;
 use setup::search_path;
 
 /// Beginnings of what no kernel is made of, other than sources and options.
@@ -58,7 +58,7 @@ type Configurations = BTreeMap<String, Configuration>;
 
 /// A patch in a configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub struct StepResult {
     /// The configuration.
     configuration: String,
     /// Its place in the series, from 1.
@@ -77,7 +77,7 @@ pub struct Row {
     seconds: u64,
 }
 
-impl Row {
+impl StepResult {
     /// Whether all is as it should be.
     pub fn passed(&self) -> bool {
         self.trouble.is_none()
@@ -109,9 +109,7 @@ pub struct Bisect<'a> {
 }
 
 fn read(root: &Path) -> Result<Configurations> {
-    let file = root.join("qemu/bisect.toml");
-    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    toml::from_str(&text).with_context(|| file.display().to_string())
+    host::settings::read(&root.join("qemu/bisect.toml"))
 }
 
 /// All that a result depends on besides the tree.
@@ -152,7 +150,7 @@ fn output(paths: &Paths, name: &str) -> PathBuf {
 impl Bisect<'_> {
     /// Builds and boots what `only` picks: a configuration, a patch's number, or
     /// `configuration/number`.
-    pub fn run(&self, only: &Only) -> Result<Vec<Row>> {
+    pub fn run(&self, only: &Only) -> Result<Vec<StepResult>> {
         let configurations = read(&self.paths.root)?;
         let commits = self.commits()?;
         let name = |c: &str, commit: &Commit| format!("{c}/{}", commit.number);
@@ -161,7 +159,7 @@ impl Bisect<'_> {
             .flat_map(|c| commits.iter().skip(1).map(move |commit| name(c, commit)))
             .collect();
         only.check(&names)?;
-        let mut rows = Rows::read(self.paths, self.scope);
+        let mut rows = StepResults::read(self.paths, self.scope);
         rows.recorded = recorded::line(self.builder.tree)?;
         let mut keys = BTreeMap::new();
         for (c, configuration) in &configurations {
@@ -182,12 +180,12 @@ impl Bisect<'_> {
     }
 
     /// What failed.
-    pub fn failures(&self, rows: &[Row]) -> String {
+    pub fn failures(&self, rows: &[StepResult]) -> String {
         failures(rows, self.scope, |row| self.paths.short(&self.log(row)))
     }
 
     /// What a step said that failed.
-    fn log(&self, row: &Row) -> PathBuf {
+    fn log(&self, row: &StepResult) -> PathBuf {
         let (name, number) = (&row.configuration, row.number);
         match row.booted {
             Some(_) => {
@@ -260,7 +258,7 @@ impl Bisect<'_> {
         configuration: &Configuration,
         base: &Commit,
         picked: &[&Commit],
-        rows: &mut Rows,
+        rows: &mut StepResults,
     ) -> Result<()> {
         let recipe = self.recipe(configuration)?;
         let key = |commit: &Commit| recipe.key(commit);
@@ -283,7 +281,7 @@ impl Bisect<'_> {
         let mut built: Option<&Commit> = None;
         for commit in todo {
             let start = Instant::now();
-            let mut row = Row {
+            let mut row = StepResult {
                 configuration: name.to_owned(),
                 number: commit.number,
                 subject: commit.subject.clone(),
@@ -412,7 +410,7 @@ impl Stepper<'_> {
         }
     }
 
-    fn step(&self, commit: &Commit, known: &BTreeSet<String>, row: &mut Row) -> Result<()> {
+    fn step(&self, commit: &Commit, known: &BTreeSet<String>, row: &mut StepResult) -> Result<()> {
         let warnings = match self.build(commit) {
             Err(error) if interrupted() => return Err(error),
             Err(error) => {
@@ -584,15 +582,15 @@ fn file(scope: &str, end: &str) -> String {
 }
 
 /// All results.
-struct Rows {
+struct StepResults {
     dir: PathBuf,
     scope: String,
     /// The series that they are of.
     recorded: String,
-    all: Vec<Row>,
+    all: Vec<StepResult>,
 }
 
-impl Rows {
+impl StepResults {
     fn read(paths: &Paths, scope: &str) -> Self {
         let text = fs::read_to_string(paths.known(&file(scope, "json"))).ok();
         let all = text.and_then(|text| serde_json::from_str(&text).ok());
@@ -615,17 +613,17 @@ impl Rows {
 
     fn booted(&self, configuration: &str, number: usize) -> Option<bool> {
         let mut rows = self.all.iter();
-        let is = |row: &&Row| row.configuration == configuration && row.number == number;
+        let is = |row: &&StepResult| row.configuration == configuration && row.number == number;
         rows.find(is).and_then(|row| row.booted)
     }
 
-    fn put(&mut self, row: Row) -> Result<()> {
+    fn put(&mut self, row: StepResult) -> Result<()> {
         self.keep(|old| old.configuration != row.configuration || old.number != row.number);
         self.all.push(row);
         self.write()
     }
 
-    fn keep(&mut self, which: impl Fn(&Row) -> bool) {
+    fn keep(&mut self, which: impl Fn(&StepResult) -> bool) {
         self.all.retain(which);
     }
 
@@ -641,7 +639,7 @@ impl Rows {
     }
 }
 
-impl Row {
+impl StepResult {
     fn word(&self) -> &'static str {
         match (self.passed(), self.booted) {
             (true, _) if self.as_before => "as before",
@@ -654,7 +652,7 @@ impl Row {
 }
 
 /// A line per patch, a column per configuration.
-pub fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[StepResult]) -> String {
     let columns: BTreeSet<_> = rows.iter().map(|row| &row.configuration).collect();
     let patches: BTreeMap<_, _> = rows.iter().map(|row| (row.number, &row.subject)).collect();
     let mut table = Table::new();
@@ -668,7 +666,7 @@ pub fn table(rows: &[Row]) -> String {
             let row = rows
                 .iter()
                 .find(|row| row.number == number && row.configuration == **name);
-            line.push(row.map_or("-", Row::word).to_owned());
+            line.push(row.map_or("-", StepResult::word).to_owned());
         }
         table.add_row(line);
     }
@@ -676,7 +674,7 @@ pub fn table(rows: &[Row]) -> String {
 }
 
 /// What failed, with what repeats it.
-fn failures(rows: &[Row], scope: &str, log: impl Fn(&Row) -> String) -> String {
+fn failures(rows: &[StepResult], scope: &str, log: impl Fn(&StepResult) -> String) -> String {
     let comma = if scope.is_empty() { "" } else { "," };
     let failed = rows.iter().filter_map(|row| {
         let trouble = row.trouble.as_ref()?;

@@ -5,14 +5,13 @@
 //! What is looked at comes from the patches. A tool's message counts if it is
 //! about a line that the series adds: what was there before is not its matter.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Deserialize;
 
-use crate::added::Added;
+use crate::diff::Diff;
 use host::git::ask;
 use host::paths::Paths;
 use host::proc::{output, shown};
@@ -20,7 +19,7 @@ use host::ui::Ui;
 use kernel::build::Builder;
 use kernel::series::Series;
 use kernel::tree::Tree;
-use results::kept::{self, Inputs, Kept};
+use results::cache::{self, Cache, Inputs};
 use results::report::Outcome;
 
 mod building;
@@ -53,7 +52,7 @@ pub const TREES: &str = "trees";
 /// qemu/check.toml
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Settings {
+struct CheckConfig {
     fragments: Vec<String>,
     targets: Vec<String>,
     words: Vec<String>,
@@ -62,11 +61,9 @@ struct Settings {
     trees: Vec<trees::Kernel>,
 }
 
-impl Settings {
+impl CheckConfig {
     fn read(root: &Path) -> Result<Self> {
-        let file = root.join("qemu/check.toml");
-        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        toml::from_str(&text).with_context(|| file.display().to_string())
+        host::settings::read(&root.join("qemu/check.toml"))
     }
 }
 
@@ -75,8 +72,8 @@ pub struct Checker<'a> {
     paths: &'a Paths,
     tree: &'a Tree,
     series: Series,
-    settings: Settings,
-    added: Added,
+    settings: CheckConfig,
+    added: Diff,
     /// `FORCE=1`
     force: bool,
 }
@@ -88,8 +85,8 @@ impl<'a> Checker<'a> {
             paths,
             tree,
             series,
-            settings: Settings::read(&paths.root)?,
-            added: Added::of(tree)?,
+            settings: CheckConfig::read(&paths.root)?,
+            added: Diff::of(tree)?,
             force,
         })
     }
@@ -111,22 +108,22 @@ impl<'a> Checker<'a> {
                 _ => building::docs(self)?,
             })
         };
-        let kept = Kept::new(self.paths, self.force);
-        let (outcomes, was_kept) = kept.or_find(name, self.inputs()?, look)?;
+        let cache = Cache::new(self.paths, self.force);
+        let (outcomes, was_cached) = cache.or_find(name, self.inputs()?, look)?;
         let count = format!("{} tests", outcomes.len());
-        step.done(if was_kept {
-            format!("{count}, {}", kept::SAID)
+        step.done(if was_cached {
+            format!("{count}, {}", cache::HIT)
         } else {
             count
         });
-        Ok((outcomes, was_kept))
+        Ok((outcomes, was_cached))
     }
 
     /// Those of [`QUICK`] whose results are there.
     pub fn cached(&self) -> Result<Vec<&'static str>> {
-        let (kept, inputs) = (Kept::new(self.paths, self.force), self.inputs()?);
+        let (cache, inputs) = (Cache::new(self.paths, self.force), self.inputs()?);
         let mut names = QUICK.to_vec();
-        names.retain(|name| kept.has(name, inputs.clone()));
+        names.retain(|name| cache.has(name, inputs.clone()));
         Ok(names)
     }
 

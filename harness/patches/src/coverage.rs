@@ -13,10 +13,10 @@ use anyhow::{Context, Result, bail};
 use ktap::Status;
 use serde::Deserialize;
 
-use crate::added::Added;
+use crate::diff::Diff;
 use crate::recorded;
-use host::outcome::Verdict;
 use host::proc::capture;
+use host::status::Verdict;
 use kernel::build::Builder;
 use kernel::tree::Tree;
 use machine::vm::Booter;
@@ -54,7 +54,7 @@ const WORKTREE: &str = "coverage/linux";
 /// qemu/coverage.toml
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Settings {
+struct CoverageConfig {
     kernel: Kernel,
     #[serde(rename = "job")]
     jobs: Vec<Spec>,
@@ -84,11 +84,10 @@ impl Unreached {
     }
 }
 
-impl Settings {
+impl CoverageConfig {
     fn read(root: &Path) -> Result<Self> {
         let file = root.join("qemu/coverage.toml");
-        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let settings: Self = toml::from_str(&text).with_context(|| file.display().to_string())?;
+        let settings: Self = host::settings::read(&file)?;
         for spec in &settings.jobs {
             spec.check().with_context(|| file.display().to_string())?;
         }
@@ -108,8 +107,8 @@ impl Coverage<'_> {
     /// Builds, runs the tests, and tells what they reach.
     pub fn run(&self, topologies: &Topologies) -> Result<Verdict> {
         let paths = self.builder.paths;
-        let settings = Settings::read(&paths.root)?;
-        let added = Added::of(self.builder.tree)?;
+        let settings = CoverageConfig::read(&paths.root)?;
+        let added = Diff::of(self.builder.tree)?;
         let touched = added.files(&[".c", ".h", ".rs"]);
         let tree = self.counting_tree(&touched)?;
         self.builder

@@ -16,7 +16,7 @@ use crate::recipients::{Directory, Recipients};
 use host::git::{ask, git};
 use host::proc::{capture, capture_from};
 use kernel::commits::{Files, Part, parts};
-use kernel::series::{COVER_TEXT, Series, Settings, git_dir};
+use kernel::series::{COVER_TEXT, Series, SeriesConfig, git_dir};
 use kernel::tree::Tree;
 
 /// A topic's cover letter as a mail. It is no `.patch`, because `git am` stops at
@@ -75,8 +75,8 @@ fn render(tree: &Tree, series: &Series) -> Result<Files> {
     let mut files = Files::new();
     let mut ids = BTreeMap::new();
     let mut directory = Directory::of(tree)?;
-    for part in &parts(tree, settings)? {
-        part.patches(tree, settings, &mut files)?;
+    for part in &parts(tree.branch(), settings)? {
+        part.patches(tree.branch(), settings, &mut files)?;
         let id = patch_ids(part, tree, &files)?;
         ids.insert(part.topic.folder.as_str(), id);
         let cover = series.dir.join(&part.topic.folder).join(COVER_TEXT);
@@ -127,7 +127,7 @@ fn recipients(part: &Part<'_>, directory: &mut Directory<'_>, files: &Files) -> 
 fn cover_mail<'i>(
     part: &Part<'_>,
     tree: &Tree,
-    settings: &Settings,
+    settings: &SeriesConfig,
     text: &str,
     recipients: &Recipients,
     needed: impl Iterator<Item = &'i String>,
@@ -173,7 +173,7 @@ fn cover_mail<'i>(
 }
 
 /// Files that the series adds, below the folders that are mirrored.
-fn mirrors(tree: &Tree, settings: &Settings, files: &mut Files) -> Result<()> {
+fn mirrors(tree: &Tree, settings: &SeriesConfig, files: &mut Files) -> Result<()> {
     let added = ask(
         &tree.dir,
         &[
@@ -202,7 +202,7 @@ fn mirrors(tree: &Tree, settings: &Settings, files: &mut Files) -> Result<()> {
 }
 
 /// What lies here of the files that an export writes.
-fn present(root: &Path, settings: &Settings) -> Result<Files> {
+fn present(root: &Path, settings: &SeriesConfig) -> Result<Files> {
     let mut files = Files::new();
     walk(root, Path::new("patches"), &mut files)?;
     // What people write there.

@@ -1,10 +1,10 @@
 //! Tools for the patches of the series: checks, builds and boots after each patch,
 //! mutants, coverage, and the export to patches/.
 
-pub mod added;
 pub mod bisect;
 pub mod check;
 pub mod coverage;
+pub mod diff;
 pub mod export;
 pub mod mutants;
 mod recipients;

@@ -7,20 +7,19 @@
 //! first one goes on from Documentation/mutants.json.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use ktap::Status;
 use serde::Deserialize;
 
 use crate::recorded;
 use host::git::{ask, git};
-use host::outcome::Verdict;
 use host::paths::digest;
 use host::proc::{self, output, tail};
+use host::status::Verdict;
 use host::ui::seconds;
 use kernel::Built;
 use kernel::build::{Builder, set_aside};
@@ -31,7 +30,7 @@ use plan::filter::Only;
 use plan::job::{Job, Spec};
 use plan::kernels::Kernel;
 use plan::topology::{Kind, Topologies};
-use results::kept::Inputs;
+use results::cache::Inputs;
 use results::report::Outcome;
 use setup::search_path;
 
@@ -39,7 +38,7 @@ mod file;
 mod record;
 
 use file::{Mutant, Tests};
-use record::{End, Known, Record};
+use record::{MutantOutcome, MutantResult, Record};
 
 /// The kernel's name, and the work tree's.
 pub const KERNEL: &str = "mutants/kernel";
@@ -57,7 +56,7 @@ const NONE: &str = "none";
 /// qemu/mutants.toml
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Settings {
+struct MutantsConfig {
     topology: String,
     load: BTreeMap<String, Vec<String>>,
     machine: BTreeMap<String, Kind>,
@@ -69,7 +68,7 @@ struct Settings {
     kernel: Kernel,
 }
 
-impl Settings {
+impl MutantsConfig {
     /// What is run in one machine: programs that need the same topology, the same kind of
     /// machine, the same models and the same modules, which may not be loaded together with
     /// those of others.
@@ -194,13 +193,13 @@ impl Mutants<'_> {
             if self.force || !record.knows(NONE, &key_of_none) {
                 // On the series as it is.
                 let known = plant.observe(NONE, KERNEL, &tests, &[])?;
-                if let End::Caught { by, .. } = &known.end {
+                if let MutantOutcome::Caught { by, .. } = &known.end {
                     bail!(
                         "these tests fail without a defect, so they say nothing:\n    {}",
                         by.join("\n    ")
                     );
                 }
-                record.add(Known {
+                record.add(MutantResult {
                     key: key_of_none,
                     ..known
                 });
@@ -217,7 +216,7 @@ impl Mutants<'_> {
                     known.build_seconds,
                     known.test_seconds
                 ));
-                record.add(Known {
+                record.add(MutantResult {
                     key: key(mutant),
                     ..known
                 });
@@ -238,7 +237,7 @@ impl Mutants<'_> {
 
 impl Mutants<'_> {
     /// A name for all that results depend on, mutants aside. `series`: what it changes.
-    fn inputs(&self, settings: &Settings, series: &str, all: &Topologies) -> Result<String> {
+    fn inputs(&self, settings: &MutantsConfig, series: &str, all: &Topologies) -> Result<String> {
         let Builder { paths, tools, .. } = *self.builder;
         let mut inputs = Inputs::of_running(&paths.root)?;
         let options = config::wanted(&paths.root, &settings.kernel.fragments)?;
@@ -263,16 +262,14 @@ fn key(base: &str, mutant: &Mutant, all: &Topologies) -> String {
     digest(format!("{base}\n{}\n{topology:?}", mutant.text).as_bytes())
 }
 
-fn settings(root: &Path) -> Result<Settings> {
-    let file = root.join("qemu/mutants.toml");
-    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    toml::from_str(&text).with_context(|| file.display().to_string())
+fn settings(root: &Path) -> Result<MutantsConfig> {
+    host::settings::read(&root.join("qemu/mutants.toml"))
 }
 
 /// The place where defects are planted: a work tree and a kernel of its own.
 struct Plant<'a> {
     mutants: &'a Mutants<'a>,
-    settings: &'a Settings,
+    settings: &'a MutantsConfig,
     topologies: &'a Topologies,
     tree: Tree,
 }
@@ -280,7 +277,7 @@ struct Plant<'a> {
 impl<'a> Plant<'a> {
     fn new(
         mutants: &'a Mutants<'a>,
-        settings: &'a Settings,
+        settings: &'a MutantsConfig,
         topologies: &'a Topologies,
     ) -> Result<Self> {
         let Builder {
@@ -304,14 +301,15 @@ impl<'a> Plant<'a> {
     fn all(
         &self,
         mutants: &[&Mutant],
-        mut done: impl FnMut(&Mutant, Known) -> Result<()>,
+        mut done: impl FnMut(&Mutant, MutantResult) -> Result<()>,
     ) -> Result<()> {
         thread::scope(|scope| {
             let mut testing = None;
-            let mut join = |(mutant, thread): (&Mutant, ScopedJoinHandle<'_, Result<Known>>)| {
-                let known = thread.join().expect("no test panics");
-                done(mutant, known?)
-            };
+            let mut join =
+                |(mutant, thread): (&Mutant, ScopedJoinHandle<'_, Result<MutantResult>>)| {
+                    let known = thread.join().expect("no test panics");
+                    done(mutant, known?)
+                };
             for (&mutant, slot) in mutants.iter().zip(SLOTS.iter().cycle()) {
                 let built = self.build(mutant, slot)?;
                 if let Some(last) = testing.take() {
@@ -326,14 +324,17 @@ impl<'a> Plant<'a> {
 
     /// Plants a defect, builds, and takes it out again; the kernel is put into a
     /// slot. Gives what is known then: all of it if there is nothing to test.
-    fn build(&self, mutant: &Mutant, slot: &str) -> Result<Result<u64, Known>> {
+    fn build(&self, mutant: &Mutant, slot: &str) -> Result<Result<u64, MutantResult>> {
         let start = Instant::now();
         let mut apply = git(&self.tree.dir, &["apply", "--whitespace=nowarn"]);
         apply.arg(&mutant.path);
         let (status, _, err) = output(&mut apply)?;
         if !status.success() {
             let why = tail(&err, 5);
-            return Ok(Err(Known::new(&mutant.name, End::DoesNotApply { why })));
+            return Ok(Err(MutantResult::new(
+                &mutant.name,
+                MutantOutcome::DoesNotApply { why },
+            )));
         }
         let built = self.builder().again(KERNEL, &self.settings.kernel);
         ask(&self.tree.dir, &["checkout", "--quiet", "--", "."])?;
@@ -341,7 +342,8 @@ impl<'a> Plant<'a> {
         match built {
             Err(error) if !proc::interrupted() => {
                 let why = format!("{error:#}");
-                let mut known = Known::new(&mutant.name, End::DoesNotBuild { why });
+                let mut known =
+                    MutantResult::new(&mutant.name, MutantOutcome::DoesNotBuild { why });
                 known.build_seconds = seconds;
                 Ok(Err(known))
             }
@@ -355,19 +357,30 @@ impl<'a> Plant<'a> {
     }
 
     /// Tests what was built.
-    fn test(&self, mutant: &Mutant, slot: &str, built: Result<u64, Known>) -> Result<Known> {
+    fn test(
+        &self,
+        mutant: &Mutant,
+        slot: &str,
+        built: Result<u64, MutantResult>,
+    ) -> Result<MutantResult> {
         let build_seconds = match built {
             Ok(seconds) => seconds,
             Err(known) => return Ok(known),
         };
         let known = self.observe(&mutant.name, slot, &mutant.tests(), &mutant.expect)?;
-        Ok(Known {
+        Ok(MutantResult {
             build_seconds,
             ..known
         })
     }
 
-    fn observe(&self, name: &str, kernel: &str, tests: &Tests, expect: &[String]) -> Result<Known> {
+    fn observe(
+        &self,
+        name: &str,
+        kernel: &str,
+        tests: &Tests,
+        expect: &[String],
+    ) -> Result<MutantResult> {
         let start = Instant::now();
         let mut outcomes = Vec::new();
         for spec in self.settings.machines(tests) {
@@ -377,7 +390,7 @@ impl<'a> Plant<'a> {
                 outcomes.extend(jobs::run(&job, self.mutants.booter)?);
             }
         }
-        let mut known = Known::new(name, end(&outcomes, expect));
+        let mut known = MutantResult::new(name, end(&outcomes, expect));
         known.test_seconds = start.elapsed().as_secs();
         self.mutants.builder.ui.say(format!(
             "{name}: {} outcomes in {}",
@@ -389,7 +402,7 @@ impl<'a> Plant<'a> {
 }
 
 /// What the outcomes say: which failed, those first that were expected to.
-fn end(outcomes: &[Outcome], expect: &[String]) -> End {
+fn end(outcomes: &[Outcome], expect: &[String]) -> MutantOutcome {
     let expected = |name: &str| expect.iter().any(|word| name.contains(word.as_str()));
     let failed = outcomes
         .iter()
@@ -400,9 +413,9 @@ fn end(outcomes: &[Outcome], expect: &[String]) -> End {
     let as_expected = !by.is_empty();
     by.extend(others);
     if by.is_empty() {
-        return End::Survived;
+        return MutantOutcome::Survived;
     }
-    End::Caught { by, as_expected }
+    MutantOutcome::Caught { by, as_expected }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::added::Added;
+use crate::diff::Diff;
 use host::git::ask;
 use host::paths::Paths;
 use host::proc::capture;
@@ -152,7 +152,7 @@ impl Series {
         Ok(Self {
             tree: name(tree)?,
             subjects: subjects.lines().map(str::to_owned).collect(),
-            files: Added::of(tree)?.all().map(str::to_owned).collect(),
+            files: Diff::of(tree)?.all().map(str::to_owned).collect(),
             mutants,
         })
     }

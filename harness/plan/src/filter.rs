@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use glob::{MatchOptions, Pattern};
 
-use host::outcome::Usage;
+use host::status::Usage;
 
 /// A job, a topology, or both, with commas between; each may have wildcards, and `!` before
 /// it excludes what it matches.

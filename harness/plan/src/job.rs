@@ -2,10 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use host::settings;
 use serde::Deserialize;
 
 use crate::kernels::{Kernels, Source};
@@ -35,7 +35,7 @@ pub struct Spec {
     /// The kind of its machine.
     #[serde(default)]
     pub machine: Kind,
-    /// Added to the arguments of the model that is the NIC of a parallel machine.
+    /// Diff to the arguments of the model that is the NIC of a parallel machine.
     #[serde(default)]
     pub connectx: Vec<String>,
     /// The GPUs are models of a Pascal, with these arguments.
@@ -81,7 +81,7 @@ pub struct Spec {
     pub coverage: bool,
     /// QEMU's `-icount`, if not the machine's.
     pub icount: Option<String>,
-    /// Added to the kernel's command line.
+    /// Diff to the kernel's command line.
     #[serde(default)]
     pub append: Vec<String>,
     /// The environment of programs and commands.
@@ -143,8 +143,7 @@ impl Plan {
     /// Reads another file with jobs.
     pub fn read_file(root: &Path, file: &str) -> Result<Self> {
         let file = root.join(file);
-        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let plan: Self = toml::from_str(&text).with_context(|| file.display().to_string())?;
+        let plan: Self = settings::read(&file)?;
         for spec in &plan.jobs {
             spec.check().with_context(|| file.display().to_string())?;
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
 
-use host::outcome::Usage;
+use host::status::Usage;
 
 /// Which part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::json;
 
-use host::outcome::Usage;
+use host::settings;
+use host::status::Usage;
 
 /// A file of qemu/topologies.
 #[derive(Clone, Debug, Deserialize)]
@@ -19,12 +20,14 @@ pub struct Topology {
     pub name: String,
     /// The shape, in a line.
     pub summary: String,
+    /// Its place in tables; those without one follow by name.
+    pub order: Option<u32>,
     /// The kernel that the demo boots in it.
     pub kernel: String,
     /// QEMU's CPU model. The kernel decides by it whether a host bridge can
     /// forward peer-to-peer requests.
     pub cpu: String,
-    /// Added to the kernel's command line.
+    /// Diff to the kernel's command line.
     #[serde(default)]
     pub append: Vec<String>,
     /// `-device` arguments, before GPUs and NICs.
@@ -133,7 +136,7 @@ pub enum Kind {
 /// The devices of a parallel machine that are models, processes of their own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Models<'a> {
-    /// Added to the arguments of the model of a ConnectX.
+    /// Diff to the arguments of the model of a ConnectX.
     pub connectx: &'a [String],
     /// The GPUs are models of a Pascal, with these arguments, and not the test GPU.
     pub pascal: Option<&'a [String]>,
@@ -154,7 +157,7 @@ impl Models<'_> {
 pub struct Counting {
     /// QEMU's `-icount`.
     pub icount: String,
-    /// Added to the kernel's command line for jobs of tests; the demo and the benchmark go
+    /// Diff to the kernel's command line for jobs of tests; the demo and the benchmark go
     /// without.
     pub append_for_tests: Vec<String>,
 }
@@ -165,7 +168,7 @@ pub struct Counting {
 pub struct Parallel {
     /// QEMU's `-accel`.
     pub accel: String,
-    /// Added to the kernel's command line.
+    /// Diff to the kernel's command line.
     pub append: Vec<String>,
 }
 
@@ -244,18 +247,6 @@ pub struct Topologies {
     by_name: BTreeMap<String, Topology>,
 }
 
-/// The order of tables; others follow by name.
-const ORDER: [&str; 8] = [
-    "switch",
-    "host-bridge",
-    "iommu",
-    "small-bar",
-    "two-gpus",
-    "blocked",
-    "no-p2p",
-    "many",
-];
-
 impl Topologies {
     /// The topology of that name, to be changed by a test.
     pub fn get_mut(&mut self, name: &str) -> &mut Topology {
@@ -264,14 +255,14 @@ impl Topologies {
 
     /// Reads qemu/machine.toml and qemu/topologies/.
     pub fn read(root: &Path) -> Result<Self> {
-        let machine = read(&root.join("qemu/machine.toml"))?;
+        let machine = settings::read(&root.join("qemu/machine.toml"))?;
         let mut by_name = BTreeMap::new();
         for entry in fs::read_dir(root.join("qemu/topologies"))? {
             let path = entry?.path();
             if path.extension().is_none_or(|ext| ext != "toml") {
                 continue;
             }
-            let mut topology: Topology = read(&path)?;
+            let mut topology: Topology = settings::read(&path)?;
             topology.name = path
                 .file_stem()
                 .unwrap_or_default()
@@ -299,21 +290,11 @@ impl Topologies {
 
     /// All of them, in the order of tables.
     pub fn all(&self) -> Vec<&Topology> {
-        let place = |topology: &&Topology| {
-            ORDER
-                .iter()
-                .position(|name| *name == topology.name)
-                .unwrap_or(ORDER.len())
-        };
         let mut all: Vec<_> = self.by_name.values().collect();
-        all.sort_by_key(place);
+        // By name already: the sort is stable.
+        all.sort_by_key(|topology| topology.order.unwrap_or(u32::MAX));
         all
     }
-}
-
-fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    toml::from_str(&text).with_context(|| path.display().to_string())
 }
 
 impl Scenario {
@@ -435,8 +416,6 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let topologies = Topologies::read(&root).unwrap();
         let kernels = crate::kernels::Kernels::read(&root).unwrap();
-        let names: Vec<_> = topologies.all().iter().map(|t| t.name.clone()).collect();
-        assert_eq!(names, ORDER);
         for topology in topologies.all() {
             kernels.get(&topology.kernel).unwrap();
             for kind in [Kind::Counting, Kind::Parallel] {
@@ -448,6 +427,32 @@ mod tests {
         }
         let error = topologies.get("swich").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
+    }
+
+    #[test]
+    fn a_topology_is_a_file() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let dir = tempfile::tempdir().unwrap();
+        let qemu = dir.path().join("qemu");
+        fs::create_dir_all(qemu.join("topologies")).unwrap();
+        fs::copy(root.join("qemu/machine.toml"), qemu.join("machine.toml")).unwrap();
+        let names = |files: &[(&str, &str)]| {
+            for (name, order) in files {
+                let text = format!(
+                    "summary='s'\nkernel='plain'\ncpu='c'\ndevices=[]\ngpus=[]\nnics=[]\nexpect=''\n\
+                     {order}\n[requests]\nats=false\nrelaxed_at_peer=false\npeers=[]\n"
+                );
+                fs::write(qemu.join(format!("topologies/{name}.toml")), text).unwrap();
+            }
+            let all = Topologies::read(dir.path()).unwrap();
+            let all = all.all().into_iter().map(|topology| topology.name.clone());
+            all.collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[("b", ""), ("a", "")]), ["a", "b"]);
+        assert_eq!(
+            names(&[("z", "order = 2"), ("y", "order = 1")]),
+            ["y", "z", "a", "b"]
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Results of tests: reported, cached, and how long they took.
 
+pub mod cache;
 pub mod durations;
-pub mod kept;
 pub mod report;

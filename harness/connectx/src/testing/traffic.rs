@@ -1,15 +1,15 @@
-//! Requests, completions and events: what goes through the queues of a [`Bench`].
+//! Requests, completions and events: what goes through the queues of a [`Testbed`].
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Bench, Cqe, LOG_EQ, LOG_RECEIVE, LOG_SEND, LOG_STRIDE, TestCq, TestQp, structure};
-use crate::command::Status;
+use super::{Cqe, LOG_EQ, LOG_RECEIVE, LOG_SEND, LOG_STRIDE, TestCq, TestQp, Testbed, structure};
 use crate::device::Scheme;
+use crate::device::command::Status;
+use crate::device::queue::CQE;
 use crate::layout::Layouts;
-use crate::queue::CQE;
 
-impl Bench {
+impl Testbed {
     pub fn data(&self, key: u32, va: u64, len: u64) -> Vec<u8> {
         let l = &self.device.l.data;
         let key = u64::from(key);

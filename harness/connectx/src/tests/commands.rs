@@ -2,10 +2,10 @@
 
 use std::fs::File;
 
-use crate::command::Status;
 use crate::device::Scheme;
+use crate::device::command::Status;
 use crate::layout::Layouts;
-use crate::testing::{Bench, PAGE, Pair};
+use crate::testing::{PAGE, Pair, Testbed};
 
 /// A ring in host memory: where it is, and the mailboxes behind it.
 struct Ring {
@@ -14,7 +14,7 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(bench: &mut Bench, boxes: usize) -> Self {
+    fn new(bench: &mut Testbed, boxes: usize) -> Self {
         let at = bench.alloc(PAGE);
         let l = bench.device.l.init_seg;
         let bytes = [(at >> 32) as u32, at as u32]
@@ -27,7 +27,7 @@ impl Ring {
     }
 
     /// Links mailboxes `which` to a chain.
-    fn chain(&self, bench: &Bench, which: &[usize]) {
+    fn chain(&self, bench: &Testbed, which: &[usize]) {
         let l = bench.device.l.block;
         for (number, pair) in which
             .windows(2)
@@ -43,7 +43,7 @@ impl Ring {
     }
 
     /// Puts a command in slot 3, rings, and gives the entry as it is then.
-    fn run(&self, bench: &mut Bench, fill: impl FnOnce(&Layouts, &mut [u8])) -> Vec<u8> {
+    fn run(&self, bench: &mut Testbed, fill: impl FnOnce(&Layouts, &mut [u8])) -> Vec<u8> {
         let l = bench.device.l.cmd;
         let mut entry = vec![0; l.size];
         l.status_own.set(&mut entry, 1);
@@ -58,7 +58,7 @@ impl Ring {
 
 #[test]
 fn a_command_goes_through_the_ring_and_its_mailboxes() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let ring = Ring::new(&mut bench, 10);
@@ -99,7 +99,7 @@ fn a_command_goes_through_the_ring_and_its_mailboxes() {
 
 #[test]
 fn what_is_not_well_formed_is_handed_back_so() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let ring = Ring::new(&mut bench, 3);
@@ -143,7 +143,7 @@ fn what_is_not_well_formed_is_handed_back_so() {
 
 #[test]
 fn commands_that_are_too_short_or_too_large_are_refused() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let opcode = bench.opcodes["CREATE_MKEY"];
@@ -184,7 +184,7 @@ fn commands_that_are_too_short_or_too_large_are_refused() {
 
 #[test]
 fn what_is_in_use_stays() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let pair = Pair::new(&mut bench);
@@ -209,7 +209,7 @@ fn what_is_in_use_stays() {
 
 #[test]
 fn a_group_has_members_that_exist() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let pair = Pair::new(&mut bench);
@@ -245,7 +245,7 @@ fn a_group_has_members_that_exist() {
 
 #[test]
 fn the_port_keeps_what_the_driver_may_change() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let change = |select: u64, value: u64| {
@@ -272,12 +272,12 @@ fn the_port_keeps_what_the_driver_may_change() {
 
 #[test]
 fn a_reset_and_a_teardown_forget_everything() {
-    let Some(bench) = Bench::new(Scheme::Transport) else {
+    let Some(bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     drop(bench);
     for is_reset in [false, true] {
-        let mut bench = Bench::new(Scheme::Transport).unwrap();
+        let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let mut pair = Pair::new(&mut bench);
         let ring = Ring::new(&mut bench, 0);
         let page = bench.alloc(PAGE);
@@ -325,7 +325,7 @@ fn a_reset_and_a_teardown_forget_everything() {
 
 #[test]
 fn a_number_is_not_given_twice() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let cq = bench.cq(0);

@@ -2,11 +2,11 @@
 
 use crate::device::Scheme;
 use crate::layout::Layouts;
-use crate::testing::{Bench, LOW, PAGE, Pair};
+use crate::testing::{LOW, PAGE, Pair, Testbed};
 
 /// Two pages at each end, of which the second one is not there.
 struct Ends {
-    bench: Bench,
+    bench: Testbed,
     pair: Pair,
     pages: [u64; 4],
     keys: [u32; 2],
@@ -24,7 +24,7 @@ enum Absent {
 
 impl Ends {
     fn new(scheme: Scheme, absent: Absent) -> Option<Self> {
-        let mut bench = Bench::new(scheme)?;
+        let mut bench = Testbed::new(scheme)?;
         let pair = Pair::new(&mut bench);
         let at = bench.alloc(4 * PAGE);
         let pages = [0, 1, 2, 3].map(|n| at + n * PAGE);
@@ -220,7 +220,7 @@ fn an_answer_to_no_question_is_refused() {
         return;
     };
     let answer = t.bench.resume(0xff_ff00, false);
-    assert_eq!(answer, Err(crate::command::Status::BadParam));
+    assert_eq!(answer, Err(crate::device::command::Status::BadParam));
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn the_key_that_is_never_there_faults() {
 
 #[test]
 fn a_datagram_that_waits_for_a_page_says_how_much_is_missing() {
-    let Some(mut bench) = Bench::new(Scheme::Memory) else {
+    let Some(mut bench) = Testbed::new(Scheme::Memory) else {
         return;
     };
     let cq = bench.cq(4);

@@ -2,7 +2,7 @@
 
 use crate::device::Scheme;
 use crate::layout::{Field, Layouts};
-use crate::testing::{Bench, LOW, PAGE, Pair, structure};
+use crate::testing::{LOW, PAGE, Pair, Testbed, structure};
 
 const START: u64 = 0x10_0000;
 
@@ -19,7 +19,7 @@ struct Umr {
 }
 
 struct Ends {
-    bench: Bench,
+    bench: Testbed,
     pair: Pair,
     at: u64,
     key: u32,
@@ -30,7 +30,7 @@ struct Ends {
 
 impl Ends {
     fn new() -> Option<Self> {
-        let mut bench = Bench::new(Scheme::Transport)?;
+        let mut bench = Testbed::new(Scheme::Transport)?;
         let pair = Pair::new(&mut bench);
         let at = bench.alloc(8 * PAGE);
         let pages = [0, 1, 2, 3, 4, 5, 6, 7].map(|n| at + n * PAGE);
@@ -349,7 +349,7 @@ fn the_keys_together_have_no_more_translations_than_there_is_room() {
 
 #[test]
 fn a_way_that_is_too_long_is_refused() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let mode = bench.device.c.mode;
@@ -362,7 +362,7 @@ fn a_way_that_is_too_long_is_refused() {
     let klm = u64::from(bench.key(mode.klms, (0, PAGE, 0), &list, |_, _| {}));
     let each: Vec<u64> = (0..PAGE).flat_map(|va| [klm, va]).collect();
     let ksm = bench.key(mode.ksm, (0, PAGE, 0), &each, |_, _| {});
-    let want = crate::mkey::Want {
+    let want = crate::device::mkey::Want {
         write: false,
         remote: false,
         atomic: false,
@@ -371,7 +371,10 @@ fn a_way_that_is_too_long_is_refused() {
     let few = bench.device.translate(ksm, 0, 16, want, pd).unwrap();
     assert_eq!(few.len(), 16);
     let all = bench.device.translate(ksm, 0, PAGE as usize, want, pd);
-    assert!(matches!(all, Err(crate::mkey::Stop::Denied(_))), "{all:?}");
+    assert!(
+        matches!(all, Err(crate::device::mkey::Stop::Denied(_))),
+        "{all:?}"
+    );
 }
 
 /// The rule is the witness's, which believes nobody that addresses are looked up in time.
@@ -414,7 +417,7 @@ fn a_dma_by_a_translation_that_has_ended_is_a_violation() {
         let mode = t.bench.device.c.mode.ksm;
         let entries = [u64::from(t.key), START, 0, 0, 0, 0, 0, 0];
         let above = t.bench.key(mode, (0, PAGE, 12), &entries, |_, _| {});
-        let want = crate::mkey::Want {
+        let want = crate::device::mkey::Want {
             write: true,
             remote: true,
             atomic: false,

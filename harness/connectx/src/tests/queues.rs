@@ -1,11 +1,11 @@
 //! Queues of events and completions: when they interrupt, and what happens if nobody
 //! reads them.
 
-use crate::command::Status;
 use crate::device::Scheme;
-use crate::testing::{Bench, Pair, TestQp};
+use crate::device::command::Status;
+use crate::testing::{Pair, TestQp, Testbed};
 
-fn nop(bench: &mut Bench, qp: &mut TestQp) {
+fn nop(bench: &mut Testbed, qp: &mut TestQp) {
     let opcode = bench.device.c.opcodes.nop;
     bench.post(qp, opcode, 0, &[]);
     bench.settle();
@@ -13,7 +13,7 @@ fn nop(bench: &mut Bench, qp: &mut TestQp) {
 
 #[test]
 fn an_armed_queue_interrupts_once() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let mut pair = Pair::new(&mut bench);
@@ -52,7 +52,7 @@ fn an_armed_queue_interrupts_once() {
 
 #[test]
 fn a_queue_armed_for_solicited_completions_ignores_others() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let mut pair = Pair::new(&mut bench);
@@ -67,7 +67,7 @@ fn a_queue_armed_for_solicited_completions_ignores_others() {
 
 #[test]
 fn a_completion_queue_that_overruns_ends_with_an_event() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let mut cq = bench.cq(1);
@@ -94,7 +94,7 @@ fn a_completion_queue_that_overruns_ends_with_an_event() {
 
 #[test]
 fn a_completion_queue_goes_round() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let mut cq = bench.cq(0);
@@ -109,7 +109,7 @@ fn a_completion_queue_goes_round() {
 
 #[test]
 fn an_event_queue_that_overruns_is_a_violation() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let mut pair = Pair::new(&mut bench);
@@ -123,7 +123,7 @@ fn an_event_queue_that_overruns_is_a_violation() {
 
 #[test]
 fn a_doorbell_record_that_is_gone_is_a_violation() {
-    let Some(mut bench) = Bench::new(Scheme::Transport) else {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     let cq = bench.cq(2);

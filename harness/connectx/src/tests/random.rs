@@ -9,9 +9,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseResult, TestRunner};
 
-use crate::command::Status;
 use crate::device::Scheme;
-use crate::testing::{Bench, PAGE, RAM, VRAM};
+use crate::device::command::Status;
+use crate::testing::{PAGE, RAM, Testbed, VRAM};
 
 mod memory;
 mod queues;
@@ -116,7 +116,7 @@ fn commands() -> impl Strategy<Value = Vec<(usize, Vec<u8>, usize, bool)>> {
 #[test]
 fn any_command_is_answered() {
     check(&commands(), |commands| {
-        let mut bench = Bench::new(Scheme::Transport).unwrap();
+        let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let opcodes: Vec<u64> = bench.device.names.keys().copied().collect();
         for (index, mut input, out, pad) in commands {
             let opcode = opcodes.get(index % (opcodes.len() + 1)).copied();
@@ -165,7 +165,7 @@ fn sizes_that_a_guest_makes_up_are_refused_or_held() {
         prop::collection::vec(number(), 0..40),
     );
     check(&input, |(kind, fields, list)| {
-        let mut bench = Bench::new(Scheme::Memory).unwrap();
+        let mut bench = Testbed::new(Scheme::Memory).unwrap();
         let eqn = u64::from(bench.eqn);
         let before = bench.device.eqs.len();
         let answer = bench.command(names[kind], &list, |l, input| {
@@ -303,7 +303,7 @@ fn any_entry_of_the_ring_is_handed_back() {
     check(
         &input,
         |(links, (raw, in_ptr, out_ptr, inlen, outlen), index)| {
-            let mut bench = Bench::new(Scheme::Transport).unwrap();
+            let mut bench = Testbed::new(Scheme::Transport).unwrap();
             let opcodes: Vec<u64> = bench.device.names.keys().copied().collect();
             let at = bench.alloc(PAGE);
             let boxes = bench.alloc(8 * PAGE);
@@ -362,7 +362,7 @@ fn any_access_to_a_register_is_survived() {
         prop::collection::vec(any::<u8>(), 1..64),
     );
     check(&prop::collection::vec(write, 1..60), |writes| {
-        let mut bench = Bench::new(Scheme::Transport).unwrap();
+        let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let pair = crate::testing::Pair::new(&mut bench);
         for (at, data) in writes {
             // The numbers of real queues are tried as well.

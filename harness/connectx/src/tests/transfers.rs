@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::device::Scheme;
 use crate::layout::Layouts;
-use crate::testing::{Bench, PAGE, Pair, VRAM};
+use crate::testing::{PAGE, Pair, Testbed, VRAM};
 
 /// A pair, a page at each end and a key for each.
 struct Ends {
-    bench: Bench,
+    bench: Testbed,
     pair: Pair,
     from: u64,
     to: u64,
@@ -18,7 +18,7 @@ struct Ends {
 
 impl Ends {
     fn new() -> Option<Self> {
-        let mut bench = Bench::new(Scheme::Transport)?;
+        let mut bench = Testbed::new(Scheme::Transport)?;
         let pair = Pair::new(&mut bench);
         let (from, to) = (bench.alloc(2 * PAGE), VRAM + 0x3000);
         bench.put(from, &(0..=255).cycle().take(8192).collect::<Vec<u8>>());
@@ -111,7 +111,7 @@ fn a_write_arrives_and_completes() {
 }
 
 /// What `done` lines say: operation, bytes, and whether nothing was in the way.
-fn completed(bench: &mut Bench) -> Vec<(String, u64, bool)> {
+fn completed(bench: &mut Testbed) -> Vec<(String, u64, bool)> {
     let lines = bench.lines();
     let done = lines.iter().filter(|line| line["event"] == "done");
     done.map(|line| {

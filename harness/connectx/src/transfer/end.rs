@@ -2,10 +2,10 @@
 
 use super::GRH;
 use super::request::Bad;
+use crate::device::fault::{Pending, Side};
+use crate::device::queue::Completion;
 use crate::device::{Device, FLUSH_AGAIN};
-use crate::fault::{Pending, Side};
 use crate::qp::{Receive, Send, State, Wait};
-use crate::queue::Completion;
 use crate::witness::Done;
 
 impl Device {

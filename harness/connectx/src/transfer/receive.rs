@@ -2,11 +2,11 @@
 
 use super::{Halt, WRITE};
 use crate::device::Device;
-use crate::fault::{Missing, Side};
+use crate::device::fault::{Missing, Side};
+use crate::device::mkey::{Piece, Stop};
+use crate::device::queue::Completion;
 use crate::memory::Refused;
-use crate::mkey::{Piece, Stop};
 use crate::qp::{Receive, Segment, Send};
-use crate::queue::Completion;
 
 /// Why a receive queue is of no use.
 pub(super) enum Broken {

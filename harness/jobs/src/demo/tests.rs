@@ -17,7 +17,7 @@ fn played() -> Played {
 
 #[test]
 fn a_row_is_shown_as_in_the_table() {
-    let row = Row {
+    let row = ScenarioResult {
         topology: "switch".to_owned(),
         devices: "p2ptest + edu",
         scenario: "resident".to_owned(),
@@ -36,7 +36,7 @@ fn a_row_is_shown_as_in_the_table() {
     assert_eq!(cells, ["BUS_ADDR", "64", "524288", "yes", "-"]);
     let table = table(std::slice::from_ref(&row));
     assert!(cells.iter().all(|cell| table.contains(&***cell)), "{table}");
-    let none = Row {
+    let none = ScenarioResult {
         played: None,
         ..row
     };
@@ -83,7 +83,7 @@ fn trouble_says_what_was_expected_and_seen() {
 
 #[test]
 fn the_table_has_a_line_per_scenario() {
-    let row = |topology: &str, played: Option<Played>| Row {
+    let row = |topology: &str, played: Option<Played>| ScenarioResult {
         topology: topology.into(),
         devices: if topology == "iommu" {
             "nouveau + mlx5"
@@ -148,7 +148,7 @@ fn the_log_of_the_nic_must_agree() {
     assert!(seen.contradicts(2, 3, &none).is_some());
     let told = seen.contradicts(0, 2, &played()).unwrap();
     assert!(told.contains("3 conversations, for 2 scenarios"), "{told}");
-    let ran = Ran {
+    let ran = RunResult {
         dir: PathBuf::from("/nonexistent"),
         end: machine::vm::End::Done(0),
         console: String::new(),

@@ -12,13 +12,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn ran(console: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Ran) {
+fn ran(console: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, RunResult) {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("out")).unwrap();
     for (name, text) in files {
         fs::write(dir.path().join("out").join(name), text).unwrap();
     }
-    let ran = Ran {
+    let ran = RunResult {
         dir: dir.path().to_owned(),
         end: End::Done(0),
         console: console.to_owned(),
@@ -114,7 +114,7 @@ fn a_loud_log_and_a_leak_are_failures() {
     assert!(leaks(&run).unwrap().contains("unreferenced"));
     let (_dir, run) = ran("", &[]);
     assert!(leaks(&run).is_some());
-    let lost = Ran {
+    let lost = RunResult {
         end: End::Unheard,
         ..run
     };
@@ -152,7 +152,7 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
         cache: "/p2p/cache".into(),
         kdir: None,
     };
-    let failures = |ran: &Ran| {
+    let failures = |ran: &RunResult| {
         let mut outcomes = of_machine("demo/switch", ran, &[], &paths);
         outcomes.retain(|outcome| outcome.status == Status::Failed);
         // Results of a machine that died name its console.
@@ -170,7 +170,7 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
     let told = failures(&oops);
     assert!(told.starts_with("FAILED demo/switch: a quiet kernel log\n"));
     assert!(told.contains("unable to handle"), "{told}");
-    let hung = Ran {
+    let hung = RunResult {
         end: End::TimedOut(Duration::from_secs(300)),
         ..good
     };
@@ -261,7 +261,7 @@ fn what_a_job_adds_to_the_command_line() {
 #[test]
 fn the_nic_of_a_parallel_machine_is_a_witness() {
     let names = |witness| {
-        let ran = Ran {
+        let ran = RunResult {
             dir: PathBuf::new(),
             end: End::Done(0),
             console: String::new(),

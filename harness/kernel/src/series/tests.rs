@@ -345,7 +345,9 @@ fn what_a_topic_needs_is_before_it() {
             format!("[[topic]]\nfolder = '{folder}'\nfirst = 'x'\nneeds = [{needs}]\n")
         };
         let topics = topics.iter().map(topic).collect::<String>();
-        Settings::parse(&format!("subject_prefix = 'PATCH'\n{topics}"))
+        let text = format!("subject_prefix = 'PATCH'\n{topics}");
+        let settings = settings::parse::<SeriesConfig>(Path::new("series.toml"), &text)?;
+        settings.check().map(|()| settings)
     };
     let all = [
         ("1", ""),

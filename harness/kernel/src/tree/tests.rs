@@ -171,9 +171,10 @@ fn commits_that_were_not_exported_are_kept() {
     // What the message names helps.
     let series = Series::read(&scene.root()).unwrap();
     let tree = open(&scene.paths()).unwrap();
-    for part in parts(&tree, &series.settings).unwrap() {
+    for part in parts(tree.branch(), &series.settings).unwrap() {
         let mut files = Files::new();
-        part.patches(&tree, &series.settings, &mut files).unwrap();
+        part.patches(tree.branch(), &series.settings, &mut files)
+            .unwrap();
         for (file, patch) in files {
             put(&scene.root().join(file), &String::from_utf8(patch).unwrap());
         }
@@ -293,7 +294,7 @@ fn a_tree_that_has_the_series_is_taken_as_it_is() {
     assert!(!tree.found.differs && tree.found.patches.is_empty());
     // There is a commit for each patch.
     let series = Series::read(&scene.root()).unwrap();
-    assert!(same_patches(&tree, &series).unwrap());
+    assert!(same_patches(tree.branch(), &series).unwrap());
 
     let again = scene.ensure().unwrap();
     assert_eq!((&again.base, &again.tip), (&tree.base, &tree.tip));

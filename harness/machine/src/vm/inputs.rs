@@ -1,11 +1,11 @@
-//! What the results of a machine depend on besides what it boots, for [`results::kept`].
+//! What the results of a machine depend on besides what it boots, for [`results::cache`].
 
 use anyhow::Result;
 
 use super::Booter;
 use super::model::{Device, program};
 use plan::topology::Kind;
-use results::kept::Inputs;
+use results::cache::Inputs;
 use setup::qemu;
 
 impl Booter<'_> {

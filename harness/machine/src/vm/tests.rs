@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn the_judge_ends_when_nobody_comes() {
     let dir = tempfile::tempdir().unwrap();
-    Bench::open(dir.path(), 1).unwrap().close(dir.path());
+    JudgePort::open(dir.path(), 1).unwrap().close(dir.path());
 }
 
 #[test]
@@ -12,7 +12,7 @@ fn the_judge_answers_over_a_long_path() {
     let deep = dir.path().join("x".repeat(120));
     fs::create_dir(&deep).unwrap();
     fs::write(deep.join("vram0"), vec![0; 8192]).unwrap();
-    let bench = Bench::open(&deep, 1).unwrap();
+    let bench = JudgePort::open(&deep, 1).unwrap();
     let mut stream = at(&deep, |path| UnixStream::connect(path)).unwrap();
     stream
         .write_all(b"{\"op\":\"snapshot\",\"gpu\":0}\n")
@@ -28,7 +28,7 @@ fn the_judge_answers_over_a_long_path() {
 
 #[test]
 fn trouble_is_told_with_the_console() {
-    let ran = Ran {
+    let ran = RunResult {
         dir: PathBuf::from("/nonexistent"),
         end: End::TimedOut(Duration::from_secs(9)),
         console: "first\nlast words\n".into(),
@@ -37,7 +37,7 @@ fn trouble_is_told_with_the_console() {
     };
     let trouble = ran.trouble().unwrap();
     assert!(trouble.contains("9 s") && trouble.contains("last words"));
-    let ran = Ran {
+    let ran = RunResult {
         end: End::Done(0),
         ..ran
     };
@@ -52,12 +52,12 @@ fn script(program: &Path, lines: &str) {
 }
 
 /// Boots with a script in vng's place.
-fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, Ran) {
+fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, RunResult) {
     boot_kind(Kind::Counting, vng, limit, "exit 2")
 }
 
 /// And with one in the place of the model of a NIC.
-fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir, Ran) {
+fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir, RunResult) {
     let scratch = tempfile::tempdir().unwrap();
     let root = scratch.path().to_owned();
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -9,11 +9,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use ktap::Status;
 
-use super::{Command, Options, about, own};
+use super::{Command, Options, about, selfcheck};
 use bench::{self, Bench};
-use host::outcome::{Usage, Verdict};
 use host::paths::Paths;
 use host::proc;
+use host::status::{Usage, Verdict};
 use host::ui::{Ui, seconds};
 use jobs::demo::{self, Demo};
 use jobs::of_machine;
@@ -74,7 +74,7 @@ impl Run<'_> {
             }
             Command::Export => self.export()?,
             Command::Drift => {
-                let outcome = own::drift(paths, &tree::ensure(paths, ui)?)?;
+                let outcome = selfcheck::drift(paths, &tree::ensure(paths, ui)?)?;
                 match outcome.status {
                     Status::Passed => ui.say("patches/, the tree and the mirrors are the same"),
                     Status::Skipped => ui.say(format!("not compared: {}", outcome.reason)),
@@ -212,7 +212,7 @@ impl Run<'_> {
                 } else if **name == *check::TREES {
                     checker.trees(self.ui)?
                 } else {
-                    own::run(name, self.paths, self.ui, tree)?
+                    selfcheck::run(name, self.paths, self.ui, tree)?
                 });
                 // Of several topics together.
                 let taken = report.seconds.entry((*name).to_owned()).or_default();
@@ -283,7 +283,7 @@ impl Run<'_> {
             let failures = bisect.failures(&rows);
             println!("\n{}{failures}", bisect::table(&rows));
             println!("table: {}", self.paths.short(&bisect.table_file()));
-            passed &= rows.iter().all(bisect::Row::passed);
+            passed &= rows.iter().all(bisect::StepResult::passed);
             anyhow::Ok(())
         };
         let picked = series.settings.picked(&topics);
@@ -368,7 +368,7 @@ impl Run<'_> {
         let (mut rows, mut report) = (Vec::new(), Report::default());
         for (_, name, played, machine) in found {
             let outcomes = &mut report.outcomes;
-            let played_outcome = |row: &demo::Row| row.outcome(&name, self.paths);
+            let played_outcome = |row: &demo::ScenarioResult| row.outcome(&name, self.paths);
             outcomes.extend(played.iter().map(played_outcome));
             outcomes.extend(machine);
             rows.extend(played);
@@ -385,7 +385,7 @@ impl Run<'_> {
     }
 
     fn bench(&self, only: &Only) -> Result<Verdict> {
-        let settings = bench::Settings::read(&self.paths.root)?;
+        let settings = bench::BenchConfig::read(&self.paths.root)?;
         let topologies = Topologies::read(&self.paths.root)?;
         let kernels = Kernels::read(&self.paths.root)?;
         let names = settings.kernels(only);

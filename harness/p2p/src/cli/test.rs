@@ -10,10 +10,10 @@ use comfy_table::{Table, presets};
 use ktap::Status;
 
 use super::about;
-use super::own;
 use super::run::{Run, broken, verdict};
-use host::outcome::{Verdict, status, status_of};
+use super::selfcheck;
 use host::proc;
+use host::status::{self, Verdict, status_of};
 use host::ui::seconds;
 use jobs::schedule::{run_all, run_as_built};
 use jobs::speed;
@@ -24,8 +24,8 @@ use patches::check::{self, Checker};
 use plan::job::{Job, Plan, kernels_for};
 use plan::kernels::{Kernels, Source};
 use plan::topology::Topologies;
+use results::cache::{self, Cache};
 use results::durations::Durations;
-use results::kept::{self, Kept};
 use results::report::{Outcome, Report};
 
 mod choice;
@@ -128,11 +128,11 @@ impl Run<'_> {
 
         let lock = || report.lock().expect("no panic holds it");
         let add = |outcomes: Vec<Outcome>| lock().outcomes.extend(outcomes);
-        let took = |suite: &str, start: Instant, was_kept: bool| {
+        let took = |suite: &str, start: Instant, was_cached: bool| {
             let mut report = lock();
             let taken = start.elapsed().as_secs_f64();
             report.seconds.insert(suite.to_owned(), taken);
-            if was_kept {
+            if was_cached {
                 report.cached.insert(suite.to_owned());
             }
         };
@@ -141,16 +141,16 @@ impl Run<'_> {
         let look = |tree: &tree::Tree| {
             let series = Series::read(&self.paths.root)?;
             let checker = Checker::new(self.paths, tree, series, self.force)?;
-            let looks = own::NAMES.iter().chain(&check::QUICK);
+            let looks = selfcheck::NAMES.iter().chain(&check::QUICK);
             let looks = looks.copied().filter(|name| is_picked(name)).collect();
             run_all(looks, self.jobs(), |name| {
                 let start = Instant::now();
-                let (outcomes, was_kept) = if own::NAMES.contains(&name) {
-                    (own::run(name, self.paths, self.ui, tree)?, false)
+                let (outcomes, was_cached) = if selfcheck::NAMES.contains(&name) {
+                    (selfcheck::run(name, self.paths, self.ui, tree)?, false)
                 } else {
                     checker.quick(self.ui, name)?
                 };
-                took(name, start, was_kept);
+                took(name, start, was_cached);
                 add(outcomes);
                 Ok(())
             })
@@ -224,18 +224,18 @@ impl Run<'_> {
             let start = Instant::now();
             // One test, or one more round, is not what the cache is of.
             let is_cacheable = choice.test.is_none() && choice.repeat.is_none();
-            let (outcomes, was_kept) = if job.needs_series(&kernels)? || !is_cacheable {
+            let (outcomes, was_cached) = if job.needs_series(&kernels)? || !is_cacheable {
                 (jobs::run(job, &booter)?, false)
             } else {
                 let inputs = jobs::inputs(job, &booter)?;
                 let run = || jobs::run(job, &booter);
-                Kept::new(self.paths, self.force).or_find(&job.name, inputs, run)?
+                Cache::new(self.paths, self.force).or_find(&job.name, inputs, run)?
             };
-            took(&job.name, start, was_kept);
+            took(&job.name, start, was_cached);
             note(&outcomes);
             let part = Report::from(outcomes);
-            let how = if was_kept {
-                kept::SAID.to_owned()
+            let how = if was_cached {
+                cache::HIT.to_owned()
             } else {
                 seconds(start.elapsed())
             };
@@ -304,9 +304,9 @@ impl Run<'_> {
             }
             // Without its kernel there is nothing to compare.
             let inputs = jobs::inputs(job, &booter).ok();
-            let kept = Kept::new(self.paths, self.force);
+            let cache = Cache::new(self.paths, self.force);
             Ok(
-                match inputs.is_some_and(|inputs| kept.has(&job.name, inputs)) {
+                match inputs.is_some_and(|inputs| cache.has(&job.name, inputs)) {
                     true => "yes",
                     false => "no",
                 },

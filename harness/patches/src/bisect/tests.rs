@@ -1,8 +1,8 @@
 use super::*;
 use kernel::tree::{Found, Tree};
 
-fn row(configuration: &str, number: usize, trouble: Option<&str>) -> Row {
-    Row {
+fn row(configuration: &str, number: usize, trouble: Option<&str>) -> StepResult {
+    StepResult {
         configuration: configuration.into(),
         number,
         subject: format!("patch {number}"),
@@ -82,19 +82,19 @@ fn warnings_of_rustc_and_modpost() {
 fn results_are_kept_for_what_they_are_of() {
     let dir = tempfile::tempdir().unwrap();
     let paths = paths(dir.path());
-    let mut rows = Rows::read(&paths, "");
+    let mut rows = StepResults::read(&paths, "");
     rows.put(row("i386", 2, None)).unwrap();
     rows.put(row("i386", 1, Some("error: no"))).unwrap();
-    let mut rows = Rows::read(&paths, "");
+    let mut rows = StepResults::read(&paths, "");
     assert!(rows.passed("i386", 2, "k"));
     assert!(!rows.passed("i386", 2, "another tree"));
     assert!(!rows.passed("i386", 1, "k"), "what failed is done again");
     assert!(!rows.passed("arm64", 2, "k"));
     rows.put(row("i386", 1, None)).unwrap();
     assert_eq!(rows.all.len(), 2);
-    assert!(rows.all.iter().all(Row::passed));
+    assert!(rows.all.iter().all(StepResult::passed));
     // A topic alone is another series: its patches have numbers of their own.
-    assert!(Rows::read(&paths, "1-mm").all.is_empty());
+    assert!(StepResults::read(&paths, "1-mm").all.is_empty());
 
     // A clone goes on from what Documentation shows.
     let shown = paths.root.join("Documentation");
@@ -104,10 +104,10 @@ fn results_are_kept_for_what_they_are_of() {
         shown.join("bisect.json"),
     )
     .unwrap();
-    let mut rows = Rows::read(&paths, "");
+    let mut rows = StepResults::read(&paths, "");
     assert!(rows.passed("i386", 2, "k"));
     rows.put(row("i386", 2, Some("error: no"))).unwrap();
-    assert!(!Rows::read(&paths, "").passed("i386", 2, "k"));
+    assert!(!StepResults::read(&paths, "").passed("i386", 2, "k"));
 }
 
 #[test]
@@ -239,7 +239,7 @@ impl Toy {
         }
     }
 
-    fn run(&self, only: Option<&str>) -> Vec<Row> {
+    fn run(&self, only: Option<&str>) -> Vec<StepResult> {
         self.with(|bisect| bisect.run(&Only::new(only).unwrap()).unwrap())
     }
 
@@ -341,7 +341,7 @@ fn a_patch_to_what_is_not_read_leaves_all_as_it_was() {
         &[("Documentation/Kconfig", "new")],
     ]);
     let rows = toy.run(None);
-    assert!(rows.iter().all(Row::passed));
+    assert!(rows.iter().all(StepResult::passed));
     let as_before: Vec<_> = rows.iter().map(|row| row.as_before).collect();
     assert_eq!(as_before, [false, true, false, false, false, true, false]);
     assert_eq!(rows[1].word(), "as before");

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::added::Added;
+use crate::diff::Diff;
 
 /// The messages that are about a line of the series: `file:line: text`, or text
 /// with ` --> file:line` below, as rustc writes them.
-pub fn about(said: &str, added: &Added) -> Vec<String> {
+pub fn about(said: &str, added: &Diff) -> Vec<String> {
     let lines: Vec<_> = said.lines().collect();
     let mut found = Vec::new();
     for (at, line) in lines.iter().enumerate() {
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn messages_about_what_is_new() {
-        let added = Added::parse(DIFF);
+        let added = Diff::parse(DIFF);
         let said = "\
 mm/hmm.c:11:5: warning: context imbalance
 mm/x/../hmm.c:12:5: warning: unused

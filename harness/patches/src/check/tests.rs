@@ -1,5 +1,7 @@
 use super::*;
 
+use std::fs;
+
 const MAIL: &str = "\
 From 0 Mon Sep 17 00:00:00 2001
 From: A <a@b>
@@ -78,7 +80,7 @@ fn what_make_calls_things() {
 #[test]
 fn the_settings_of_this_repository() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for fragment in Settings::read(&root).unwrap().fragments {
+    for fragment in CheckConfig::read(&root).unwrap().fragments {
         kernel::config::fragment(&root, &fragment).unwrap();
     }
 }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{Checker, TREES};
 use host::ui::{Step, Ui};
-use kernel::series::{Fit, How, Settings};
+use kernel::series::{Fit, How, SeriesConfig};
 use kernel::tree::commit_base;
 use results::report::Outcome;
 use setup::source::{Archive, Source};
@@ -92,7 +92,7 @@ fn of_source(
 }
 
 impl Kernel {
-    fn check(&self, topics: &Settings) -> Result<()> {
+    fn check(&self, topics: &SeriesConfig) -> Result<()> {
         let names = topics.folders();
         match self
             .required
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_topic_that_is_required_is_one() {
         let text = "subject_prefix = 'PATCH'\n[[topic]]\nfolder = '1-mm'\nfirst = 'x'\n";
-        let topics: Settings = toml::from_str(text).unwrap();
+        let topics: SeriesConfig = toml::from_str(text).unwrap();
         assert!(kernel("7.2", &["1-mm"]).check(&topics).is_ok());
         assert!(kernel("7.2", &["*"]).check(&topics).is_ok());
         let error = kernel("7.2", &["2-mm"]).check(&topics).unwrap_err();

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::Unreached;
-use crate::added::Added;
+use crate::diff::Diff;
 
 /// How often each line that has code was run, by file and number.
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl Lines {
     }
 
     /// The lines that the series adds to `files`, as a tracefile of lcov.
-    pub fn tracefile(&self, added: &Added, files: &[&str]) -> String {
+    pub fn tracefile(&self, added: &Diff, files: &[&str]) -> String {
         let mut text = String::new();
         for file in files {
             let counts = self.of(file).into_iter().flatten();
@@ -94,7 +94,7 @@ pub struct Summary {
 #[derive(Debug, Serialize)]
 struct File {
     file: String,
-    /// Added lines that have code; nothing if the file was not in the kernel.
+    /// Diff lines that have code; nothing if the file was not in the kernel.
     lines: Option<usize>,
     reached: usize,
     unreached: Vec<Line>,
@@ -114,7 +114,7 @@ impl Summary {
     /// Looks at the lines that the series adds to `files`.
     pub fn new(
         lines: &Lines,
-        added: &Added,
+        added: &Diff,
         files: &[&str],
         tree: &Path,
         reasons: &[Unreached],

@@ -6,7 +6,7 @@ fn root() -> PathBuf {
 
 #[test]
 fn the_settings_of_this_repository() {
-    let settings = Settings::read(&root()).unwrap();
+    let settings = CoverageConfig::read(&root()).unwrap();
     let topologies = Topologies::read(&root()).unwrap();
     for job in &settings.jobs {
         assert!(job.coverage, "{}", job.name);
@@ -82,7 +82,7 @@ fn summary(reasons: &[Unreached]) -> Summary {
     lines.add(&said, tree.path()).unwrap();
     lines.add(&said, tree.path()).unwrap();
     let diff = "+++ b/mm/a.c\n@@ -0,0 +2,3 @@\n+++ b/mm/b.c\n@@ -0,0 +1 @@\n";
-    let added = Added::parse(diff);
+    let added = Diff::parse(diff);
     Summary::new(&lines, &added, &["mm/a.c", "mm/b.c"], tree.path(), reasons).unwrap()
 }
 
@@ -93,7 +93,7 @@ fn the_tracefile_has_the_added_lines() {
         lines.add(SAID, Path::new("/tree")).unwrap();
     }
     // b.c has no code that counts, and a.h is as before.
-    let added = Added::parse("+++ b/mm/a.c\n@@ -0,0 +2,2 @@\n+++ b/mm/b.c\n@@ -0,0 +1 @@\n");
+    let added = Diff::parse("+++ b/mm/a.c\n@@ -0,0 +2,2 @@\n+++ b/mm/b.c\n@@ -0,0 +1 @@\n");
     let text = lines.tracefile(&added, &["mm/a.c", "mm/a.h", "mm/b.c"]);
     let file = "TN:series\nSF:mm/a.c\nDA:2,4\nDA:3,0\nLF:2\nLH:1\nend_of_record\n";
     assert_eq!(text, file);

@@ -112,7 +112,7 @@ fn put(root: &Path, path: &str, text: &str) {
 fn an_export_leaves_no_drift() {
     let scene = Scene::new();
     assert_eq!(scene.drift(), Vec::<String>::new());
-    assert!(same_patches(&scene.tree(), &scene.series()).unwrap());
+    assert!(same_patches(scene.tree().branch(), &scene.series()).unwrap());
     assert_eq!(scene.get("rust/drivers/gpu.rs"), "// gpu\n");
     assert_eq!(scene.get("rust/kernel/mm/hmm.rs"), "//\n");
     assert_eq!(scene.get("rust/drivers/README.md"), "ours\n");
@@ -166,7 +166,7 @@ fn every_side_that_changes_is_drift() {
     let scene = Scene::new();
     scene.commit("mm: more", &[("mm/hmm.c", "newest\n")]);
     assert!(!scene.drift().is_empty());
-    assert!(!same_patches(&scene.tree(), &scene.series()).unwrap());
+    assert!(!same_patches(scene.tree().branch(), &scene.series()).unwrap());
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn a_topic_begins_with_the_commit_that_is_called_so() {
     );
     let error = drift(&scene.root(), &scene.tree(), &scene.series()).unwrap_err();
     assert!(error.to_string().contains("2-test begins with"), "{error}");
-    assert!(!same_patches(&scene.tree(), &scene.series()).unwrap());
+    assert!(!same_patches(scene.tree().branch(), &scene.series()).unwrap());
     scene.put(
         "patches/series.toml",
         &SETTINGS.replace("mm: change", "mm: new"),

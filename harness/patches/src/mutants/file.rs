@@ -91,7 +91,7 @@ impl Mutant {
 
 /// A selftest, and the machine that it is run in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Run {
+pub struct TestRun {
     /// `folder/program` and its arguments.
     pub program: String,
     /// As in [`Mutant`].
@@ -106,7 +106,7 @@ pub struct Run {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tests {
     /// Selftests.
-    pub programs: Vec<Run>,
+    pub programs: Vec<TestRun>,
     /// KUnit tests, by filter.
     pub kunit: Option<String>,
 }
@@ -117,7 +117,7 @@ impl Mutant {
         let programs = self.programs.iter();
         Tests {
             programs: programs
-                .map(|program| Run {
+                .map(|program| TestRun {
                     program: program.clone(),
                     topology: self.topology.clone(),
                     connectx: self.connectx.clone(),

@@ -11,7 +11,7 @@ use super::file::Mutant;
 /// How a mutant ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "end")]
-pub enum End {
+pub enum MutantOutcome {
     /// Tests failed.
     Caught {
         /// Their names, those first that were expected to.
@@ -33,7 +33,7 @@ pub enum End {
     },
 }
 
-impl fmt::Display for End {
+impl fmt::Display for MutantOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Caught { by, as_expected } => {
@@ -57,23 +57,23 @@ impl fmt::Display for End {
 
 /// What is known of a mutant.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Known {
+pub struct MutantResult {
     /// Its name.
     pub name: String,
     /// Changes when the series or the mutant does.
     pub key: String,
     /// How it ended.
     #[serde(flatten)]
-    pub end: End,
+    pub end: MutantOutcome,
     /// How long its kernel took to build.
     pub build_seconds: u64,
     /// How long its tests took.
     pub test_seconds: u64,
 }
 
-impl Known {
+impl MutantResult {
     /// What is known so far.
-    pub fn new(name: &str, end: End) -> Self {
+    pub fn new(name: &str, end: MutantOutcome) -> Self {
         Self {
             name: name.to_owned(),
             key: String::new(),
@@ -87,7 +87,7 @@ impl Known {
 /// All that is known.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Record {
-    known: Vec<Known>,
+    known: Vec<MutantResult>,
 }
 
 /// The file that has it.
@@ -127,12 +127,12 @@ impl Record {
         self.get(name).is_some_and(|known| known.key == key)
     }
 
-    fn get(&self, name: &str) -> Option<&Known> {
+    fn get(&self, name: &str) -> Option<&MutantResult> {
         self.known.iter().find(|known| known.name == name)
     }
 
     /// Takes the place of what was known of that mutant.
-    pub fn add(&mut self, known: Known) {
+    pub fn add(&mut self, known: MutantResult) {
         self.known.retain(|before| before.name != known.name);
         self.known.push(known);
     }
@@ -167,16 +167,19 @@ impl Record {
 
     /// How many ended how.
     pub fn closing_line(&self, mutants: &[Mutant]) -> String {
-        let count = |ends: fn(&End) -> bool| {
+        let count = |ends: fn(&MutantOutcome) -> bool| {
             let ends = |mutant: &&Mutant| self.get(&mutant.name).is_some_and(|k| ends(&k.end));
             mutants.iter().filter(ends).count()
         };
         format!(
             "{} mutants: {} caught, {} survived, {} void, {} not run",
             mutants.len(),
-            count(|end| matches!(end, End::Caught { .. })),
-            count(|end| matches!(end, End::Survived)),
-            count(|end| matches!(end, End::DoesNotBuild { .. } | End::DoesNotApply { .. })),
+            count(|end| matches!(end, MutantOutcome::Caught { .. })),
+            count(|end| matches!(end, MutantOutcome::Survived)),
+            count(|end| matches!(
+                end,
+                MutantOutcome::DoesNotBuild { .. } | MutantOutcome::DoesNotApply { .. }
+            )),
             mutants.len() - count(|_| true)
         )
     }
@@ -186,7 +189,7 @@ impl Record {
         mutants.all(|mutant| {
             matches!(
                 self.get(&mutant.name).map(|known| &known.end),
-                Some(End::Caught { .. })
+                Some(MutantOutcome::Caught { .. })
             )
         })
     }

@@ -1,7 +1,9 @@
 use std::path::PathBuf;
 
-use super::file::Run;
+use super::file::TestRun;
 use super::*;
+
+use std::fs;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -66,10 +68,10 @@ fn programs_that_need_the_same_modules_share_a_machine() {
 
 fn tests(programs: &[&str], connectx: &[&str]) -> Tests {
     let connectx: Vec<_> = connectx.iter().map(|&word| word.to_owned()).collect();
-    let run = |&program: &&str| Run {
+    let run = |&program: &&str| TestRun {
         program: program.to_owned(),
         connectx: connectx.clone(),
-        ..Run::default()
+        ..TestRun::default()
     };
     Tests {
         programs: programs.iter().map(run).collect(),
@@ -201,7 +203,7 @@ fn failures_catch_a_mutant_and_the_expected_one_is_named_first() {
         Outcome::skipped("mutant/x", "a: four", ""),
     ];
     let end_with = |expect: &str| end(&outcomes, &[expect.to_owned()]);
-    let End::Caught { by, as_expected } = end_with("three") else {
+    let MutantOutcome::Caught { by, as_expected } = end_with("three") else {
         panic!();
     };
     assert_eq!(by, ["a: three", "a: two"]);
@@ -211,7 +213,7 @@ fn failures_catch_a_mutant_and_the_expected_one_is_named_first() {
         other.to_string(),
         "caught by a: two and 1 more (another was expected)"
     );
-    assert_eq!(end(&outcomes[..1], &[]), End::Survived);
+    assert_eq!(end(&outcomes[..1], &[]), MutantOutcome::Survived);
 }
 
 fn mutant(name: &str) -> Mutant {
@@ -224,27 +226,27 @@ fn mutant(name: &str) -> Mutant {
 #[test]
 fn only_what_was_caught_passes() {
     let mutants = [mutant("a"), mutant("b")];
-    let caught = End::Caught {
+    let caught = MutantOutcome::Caught {
         by: vec!["t".to_owned()],
         as_expected: true,
     };
     let mut record = Record::default();
-    record.add(Known::new("a", caught.clone()));
+    record.add(MutantResult::new("a", caught.clone()));
     assert!(record.all_caught(mutants[..1].iter()));
     assert!(!record.all_caught(mutants.iter()), "b was not run");
     for end in [
-        End::Survived,
-        End::DoesNotBuild { why: String::new() },
-        End::DoesNotApply { why: String::new() },
+        MutantOutcome::Survived,
+        MutantOutcome::DoesNotBuild { why: String::new() },
+        MutantOutcome::DoesNotApply { why: String::new() },
     ] {
-        record.add(Known::new("b", end));
+        record.add(MutantResult::new("b", end));
         assert!(!record.all_caught(mutants.iter()));
     }
     assert_eq!(
         record.closing_line(&mutants),
         "2 mutants: 1 caught, 0 survived, 1 void, 0 not run"
     );
-    record.add(Known::new("b", caught));
+    record.add(MutantResult::new("b", caught));
     assert!(record.all_caught(mutants.iter()));
 }
 
@@ -253,9 +255,9 @@ fn what_is_known_outlives_a_run_until_something_changes() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(record::JSON);
     let mut record = Record::read(&file).unwrap();
-    let mut known = Known::new(
+    let mut known = MutantResult::new(
         "a",
-        End::DoesNotBuild {
+        MutantOutcome::DoesNotBuild {
             why: "why".to_owned(),
         },
     );

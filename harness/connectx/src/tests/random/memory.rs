@@ -8,10 +8,10 @@ use proptest::prelude::*;
 
 use super::check;
 use crate::device::Scheme;
+use crate::device::mkey::{Stop, Want};
 use crate::layout::Layouts;
 use crate::memory::{Memory, Refused};
-use crate::mkey::{Stop, Want};
-use crate::testing::Bench;
+use crate::testing::Testbed;
 
 /// Addresses here are small; a unit is a byte.
 const SPACE: u64 = 64;
@@ -285,7 +285,7 @@ fn keys_translate_as_a_walk_byte_by_byte_says() {
         prop::collection::vec(access, 1..6),
     );
     check(&input, |(specs, accesses)| {
-        let mut bench = Bench::new(Scheme::Transport).unwrap();
+        let mut bench = Testbed::new(Scheme::Transport).unwrap();
         // Keys are known before they are made: their numbers follow each other.
         let first_number = bench.device.next_number + 1;
         let name = |n: usize| (first_number + (n % specs.len()) as u32) << 8 | crate::testing::LOW;
@@ -380,7 +380,7 @@ fn circles_and_lists_of_nothing_come_to_an_end() {
         prop::collection::vec(access, 1..6),
     );
     check(&input, |(keys, accesses)| {
-        let mut bench = Bench::new(Scheme::Transport).unwrap();
+        let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let first = bench.device.next_number + 1;
         let count = keys.len();
         let name = |n: usize| (first + (n % count) as u32) << 8 | crate::testing::LOW;

@@ -6,7 +6,7 @@ use super::{bytes, check, mostly, number};
 use crate::device::{Device, Scheme};
 use crate::layout::Layouts;
 use crate::qp::{State, Wait};
-use crate::testing::{Bench, LOG_SEND, PAGE, Pair, TestQp, structure};
+use crate::testing::{LOG_SEND, PAGE, Pair, TestQp, Testbed, structure};
 
 /// Pieces of requests that make sense, to be put together wrongly.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ fn opcode(device: &Device, n: usize) -> u64 {
 }
 
 /// Keys of all kinds: pages, some absent; keys of keys; a circle; one that is free.
-fn keys(bench: &mut Bench) -> Vec<u32> {
+fn keys(bench: &mut Testbed) -> Vec<u32> {
     let at = bench.alloc(4 * PAGE);
     let c = bench.device.c.mode;
     let pages = [at | 3, (at + PAGE) | 1, 0, (at + 3 * PAGE) | 3];
@@ -101,7 +101,7 @@ fn keys(bench: &mut Bench) -> Vec<u32> {
     vec![mtt, gone, ksm, klm, free, circle]
 }
 
-fn wqe(bench: &Bench, keys: &[u32], qp: &TestQp, request: &Request) -> Vec<u8> {
+fn wqe(bench: &Testbed, keys: &[u32], qp: &TestQp, request: &Request) -> Vec<u8> {
     let (op, key, lie, parts) = request;
     let l = &bench.device.l;
     let mut all = vec![0; l.ctrl.size];
@@ -158,7 +158,7 @@ fn wqe(bench: &Bench, keys: &[u32], qp: &TestQp, request: &Request) -> Vec<u8> {
 }
 
 /// All page faults are answered, with these answers in turn.
-fn answer(bench: &mut Bench, errors: &[bool]) {
+fn answer(bench: &mut Testbed, errors: &[bool]) {
     for error in errors {
         let kind = bench.device.c.events.page_fault;
         let Some(event) = bench.event_of(kind) else {
@@ -181,7 +181,7 @@ fn any_request_of_a_real_send_queue_is_carried_out_or_fails() {
         } else {
             Scheme::Transport
         };
-        let mut bench = Bench::new(scheme).unwrap();
+        let mut bench = Testbed::new(scheme).unwrap();
         let mut pair = Pair::new(&mut bench);
         let keys = keys(&mut bench);
         // Anywhere in the ring, so that requests go on at its begin.
@@ -232,7 +232,7 @@ fn any_bytes_in_the_queues_are_survived() {
     let counter = || prop_oneof![199 => 0..40u16, 1 => any::<u16>()];
     let input = (bytes(1024), bytes(1024), counter(), counter(), 0..4u64);
     check(&input, |(sends, receives, posted, received, log_size)| {
-        let mut bench = Bench::new(Scheme::Transport).unwrap();
+        let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let cq = bench.cq(6);
         let small = |l: &Layouts, context: &mut [u8]| l.qpc.log_sq_size.set(context, log_size);
         let (a, b) = (bench.qp(&cq, small), bench.qp(&cq, |_, _| {}));
@@ -265,7 +265,7 @@ fn any_shared_receive_queue_is_survived() {
         any::<bool>(),
     );
     check(&input, |(next, posted, sends, key, len, limit)| {
-        let mut bench = Bench::new(Scheme::Transport).unwrap();
+        let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let keys = keys(&mut bench);
         let (at, doorbell) = (bench.alloc(PAGE), bench.alloc(PAGE));
         let l = bench.device.l.srq_next;
@@ -300,7 +300,7 @@ fn any_shared_receive_queue_is_survived() {
 fn doorbells_of_queues_that_are_gone_are_survived() {
     let step = (0..8usize, number());
     check(&prop::collection::vec(step, 1..40), |steps| {
-        let mut bench = Bench::new(Scheme::Transport).unwrap();
+        let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let mut pair = Pair::new(&mut bench);
         let keys = keys(&mut bench);
         for (kind, value) in steps {

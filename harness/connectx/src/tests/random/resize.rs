@@ -4,11 +4,11 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::check;
-use crate::command::Status;
 use crate::device::Scheme;
+use crate::device::command::Status;
+use crate::device::queue::CQE;
 use crate::layout::Layouts;
-use crate::queue::CQE;
-use crate::testing::{Bench, LOG_SEND, TestCq, TestQp};
+use crate::testing::{LOG_SEND, TestCq, TestQp, Testbed};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -33,7 +33,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// A driver of two queue pairs whose requests complete in the same queue.
 struct Driver {
-    bench: Bench,
+    bench: Testbed,
     cq: TestCq,
     qps: [TestQp; 2],
     /// The consumer index that the device was told last.
@@ -46,7 +46,7 @@ struct Driver {
 
 impl Driver {
     fn new(log_size: u32, is_wide: bool) -> Self {
-        let mut bench = Bench::new(Scheme::Transport).unwrap();
+        let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let cq = bench.cq_of(log_size, CQE as u64 * (1 + u64::from(is_wide)));
         let qps = [0, 1].map(|_| bench.qp(&cq, |_, _| {}));
         for qp in &qps {

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use anyhow::{Result, bail};
 
 use crate::cli::run::ON_DEMAND;
-use crate::cli::{flag, own};
-use host::outcome::Usage;
+use crate::cli::{flag, selfcheck};
+use host::status::Usage;
 use patches::check;
 use plan::filter::Only;
 use plan::job::{Job, Plan, Same};
@@ -102,7 +102,7 @@ pub struct Selection<'a> {
 impl Selection<'_> {
     /// Everything that `ONLY=` knows.
     pub fn all(&self) -> Vec<String> {
-        let looks = own::NAMES.iter().chain(&check::QUICK);
+        let looks = selfcheck::NAMES.iter().chain(&check::QUICK);
         let looks = looks.copied().chain(self.kernels.tests());
         let jobs = self.jobs.iter().map(|job| job.name.as_str());
         looks.chain(jobs).map(str::to_owned).collect()

@@ -1,8 +1,8 @@
-//! Results that need not be found again, because nothing that they depend on has
-//! changed: what the base does, and what the kernel's scripts say of the patches.
+//! A cache of results that cannot have changed, because none of their inputs has: what
+//! the base does, and what the kernel's scripts say of the patches.
 //!
-//! Not for what the series does in a machine: `make test` runs that each time, as a
-//! second run may find what a first one did not. And no failure is kept.
+//! What the series does in a machine is not cached: a second run may find what the first
+//! one did not. Failures are not cached either.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -16,11 +16,11 @@ use sha2::{Digest, Sha256};
 use crate::report::Outcome;
 use host::paths::{Paths, hex};
 
-/// What is said of results that were there.
-pub const SAID: &str = "as before: nothing has changed";
+/// What the progress says of a result that is in the cache.
+pub const HIT: &str = "as before: nothing has changed";
 
-/// Where they are kept; `make clean` removes them.
-pub struct Kept {
+/// Where they are; `make clean` removes them.
+pub struct Cache {
     dir: PathBuf,
     /// `FORCE=1`: what is there does not count.
     force: bool,
@@ -33,10 +33,10 @@ struct Record {
     outcomes: Vec<Outcome>,
 }
 
-impl Kept {
+impl Cache {
     /// Those of this repository. `force`: everything is looked for again.
     pub fn new(paths: &Paths, force: bool) -> Self {
-        let dir = paths.results().join("kept");
+        let dir = paths.results().join("cache");
         Self { dir, force }
     }
 
@@ -184,13 +184,13 @@ impl Inputs {
 mod tests {
     use super::*;
 
-    fn kept() -> (tempfile::TempDir, Kept) {
+    fn cache() -> (tempfile::TempDir, Cache) {
         let dir = tempfile::tempdir().unwrap();
-        let kept = Kept {
-            dir: dir.path().join("kept"),
+        let cache = Cache {
+            dir: dir.path().join("cache"),
             force: false,
         };
-        (dir, kept)
+        (dir, cache)
     }
 
     fn inputs(text: &str) -> Inputs {
@@ -199,42 +199,43 @@ mod tests {
         inputs
     }
 
-    fn find(kept: &Kept, text: &str, outcome: &Outcome) -> (Vec<Outcome>, bool) {
-        kept.or_find("a/b", inputs(text), || Ok(vec![outcome.clone()]))
+    fn find(cache: &Cache, text: &str, outcome: &Outcome) -> (Vec<Outcome>, bool) {
+        cache
+            .or_find("a/b", inputs(text), || Ok(vec![outcome.clone()]))
             .unwrap()
     }
 
     #[test]
     fn the_same_inputs_give_the_same_results() {
-        let (_dir, kept) = kept();
+        let (_dir, cache) = cache();
         let (passed, skipped) = (
             Outcome::passed("a/b", "x"),
             Outcome::skipped("a/b", "x", "y"),
         );
-        assert!(!kept.has("a/b", inputs("one")));
-        assert!(!find(&kept, "one", &skipped).1);
-        assert!(kept.has("a/b", inputs("one")) && !kept.has("a/b", inputs("two")));
-        let (outcomes, was_kept) = find(&kept, "one", &passed);
-        assert!(was_kept);
+        assert!(!cache.has("a/b", inputs("one")));
+        assert!(!find(&cache, "one", &skipped).1);
+        assert!(cache.has("a/b", inputs("one")) && !cache.has("a/b", inputs("two")));
+        let (outcomes, was_cached) = find(&cache, "one", &passed);
+        assert!(was_cached);
         assert_eq!(outcomes[0].status, Status::Skipped);
         assert_eq!(outcomes[0].reason, "y");
-        let (outcomes, was_kept) = find(&kept, "two", &passed);
-        assert!(!was_kept);
+        let (outcomes, was_cached) = find(&cache, "two", &passed);
+        assert!(!was_cached);
         assert_eq!(outcomes[0].status, Status::Passed);
     }
 
     #[test]
     fn with_force_everything_is_looked_for_again() {
-        let (_dir, mut kept) = kept();
-        find(&kept, "one", &Outcome::skipped("a/b", "x", "y"));
-        kept.force = true;
-        assert!(!kept.has("a/b", inputs("one")));
-        let (outcomes, was_kept) = find(&kept, "one", &Outcome::passed("a/b", "x"));
-        assert!(!was_kept && outcomes[0].status == Status::Passed);
+        let (_dir, mut cache) = cache();
+        find(&cache, "one", &Outcome::skipped("a/b", "x", "y"));
+        cache.force = true;
+        assert!(!cache.has("a/b", inputs("one")));
+        let (outcomes, was_cached) = find(&cache, "one", &Outcome::passed("a/b", "x"));
+        assert!(!was_cached && outcomes[0].status == Status::Passed);
         // It is there for those who come later.
-        kept.force = false;
-        let (outcomes, was_kept) = find(&kept, "one", &Outcome::skipped("a/b", "x", "y"));
-        assert!(was_kept && outcomes[0].status == Status::Passed);
+        cache.force = false;
+        let (outcomes, was_cached) = find(&cache, "one", &Outcome::skipped("a/b", "x", "y"));
+        assert!(was_cached && outcomes[0].status == Status::Passed);
     }
 
     #[test]
@@ -268,19 +269,19 @@ mod tests {
 
     #[test]
     fn failures_are_looked_for_again() {
-        let (_dir, kept) = kept();
-        find(&kept, "one", &Outcome::failed("a/b", "x", "broken"));
-        let (outcomes, was_kept) = find(&kept, "one", &Outcome::passed("a/b", "x"));
-        assert!(!was_kept);
+        let (_dir, cache) = cache();
+        find(&cache, "one", &Outcome::failed("a/b", "x", "broken"));
+        let (outcomes, was_cached) = find(&cache, "one", &Outcome::passed("a/b", "x"));
+        assert!(!was_cached);
         assert_eq!(outcomes[0].status, Status::Passed);
     }
 
     #[test]
     fn a_file_that_cannot_be_read_is_none() {
-        let (_dir, kept) = kept();
-        find(&kept, "one", &Outcome::passed("a/b", "x"));
-        fs::write(kept.dir.join("a.b.json"), "{").unwrap();
-        assert!(!find(&kept, "one", &Outcome::passed("a/b", "x")).1);
+        let (_dir, cache) = cache();
+        find(&cache, "one", &Outcome::passed("a/b", "x"));
+        fs::write(cache.dir.join("a.b.json"), "{").unwrap();
+        assert!(!find(&cache, "one", &Outcome::passed("a/b", "x")).1);
     }
 
     #[test]

@@ -28,28 +28,25 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// Exit statuses; an error that is no [`Usage`] means "could not run".
-pub mod status {
-    /// Passed.
-    pub const PASSED: u8 = 0;
-    /// A test failed.
-    pub const FAILED: u8 = 1;
-    /// The run could not be carried out.
-    pub const COULD_NOT_RUN: u8 = 2;
-    /// Bad usage (EX_USAGE).
-    pub const USAGE: u8 = 64;
-    /// Ended by Ctrl-C (128 + SIGINT).
-    pub const INTERRUPTED: u8 = 130;
-}
+/// Passed.
+pub const PASSED: u8 = 0;
+/// A test failed.
+pub const FAILED: u8 = 1;
+/// The run could not be carried out. An error that is no [`Usage`] means this.
+pub const COULD_NOT_RUN: u8 = 2;
+/// Bad usage (EX_USAGE).
+pub const USAGE: u8 = 64;
+/// Ended by Ctrl-C (128 + SIGINT).
+pub const INTERRUPTED: u8 = 130;
 
 /// The exit status for a result.
 pub fn status_of(result: &Result<Verdict, Error>) -> u8 {
     match result {
-        _ if proc::interrupted() => status::INTERRUPTED,
-        Ok(Verdict::Passed) => status::PASSED,
-        Ok(Verdict::Failed) => status::FAILED,
-        Err(error) if error.downcast_ref::<Usage>().is_some() => status::USAGE,
-        Err(_) => status::COULD_NOT_RUN,
+        _ if proc::interrupted() => INTERRUPTED,
+        Ok(Verdict::Passed) => PASSED,
+        Ok(Verdict::Failed) => FAILED,
+        Err(error) if error.downcast_ref::<Usage>().is_some() => USAGE,
+        Err(_) => COULD_NOT_RUN,
     }
 }
 
@@ -57,7 +54,7 @@ pub fn status_of(result: &Result<Verdict, Error>) -> u8 {
 pub fn exit(command: impl FnOnce() -> Result<Verdict, Error>) -> ExitCode {
     let result = command();
     let status = status_of(&result);
-    if status == status::INTERRUPTED {
+    if status == INTERRUPTED {
         eprintln!("p2p: interrupted; the next run continues from here");
     } else if let Err(error) = &result {
         eprintln!("p2p: {}", describe(error));

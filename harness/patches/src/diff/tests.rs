@@ -23,7 +23,7 @@ diff --git a/rust/kernel/mm/hmm.rs b/rust/kernel/mm/hmm.rs
 
 #[test]
 fn lines_that_are_added() {
-    let added = Added::parse(DIFF);
+    let added = Diff::parse(DIFF);
     assert_eq!(added.0.len(), 2);
     let lines: Vec<_> = added.0["mm/hmm.c"].iter().copied().collect();
     assert_eq!(lines, [11, 12, 32]);

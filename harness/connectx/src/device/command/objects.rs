@@ -1,12 +1,12 @@
 //! Commands of objects: event and completion queues, keys, shared receive queues.
 
 use super::{Answer, Status};
+use crate::device::mkey::Mkey;
+use crate::device::queue::{Arm, CQE, Completion, Cq, EQE, Eq};
 use crate::device::{Device, Scheme};
 use crate::layout::Field;
 use crate::memory::Buffer;
-use crate::mkey::Mkey;
 use crate::qp::{Ring, Srq};
-use crate::queue::{Arm, CQE, Completion, Cq, EQE, Eq};
 use crate::table::Table;
 
 /// log2 of the entries of a queue at most: events and completions,

@@ -9,9 +9,9 @@ use host::git::ask;
 use kernel::tree::Tree;
 
 /// The lines that the series adds, by file.
-pub struct Added(BTreeMap<String, BTreeSet<usize>>);
+pub struct Diff(BTreeMap<String, BTreeSet<usize>>);
 
-impl Added {
+impl Diff {
     /// Those of the series in a tree.
     pub fn of(tree: &Tree) -> Result<Self> {
         let diff = ["diff", "-U0", "--no-renames", &tree.base, &tree.tip];

@@ -1,0 +1,181 @@
+//! No modules of a crate use each other in a circle. Crates cannot; cargo sees to that.
+//!
+//! A file and the folder of its name are one module here: a child may use its parent's
+//! items. So what is looked at is siblings, at each level: the graph of who uses whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A module by its names, from the crate's root on; the root has none.
+type Module = Vec<String>;
+
+/// Which modules each module names.
+type Uses = BTreeMap<Module, BTreeSet<Module>>;
+
+/// The code of a file, without comments and without its tests.
+fn code(text: &str) -> String {
+    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    let lines = text.lines().map(str::trim_start);
+    let lines = lines.filter(|line| !line.starts_with("//"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// All paths that begin with this word, a `use` of several being several: `crate::{a, b::c}`.
+fn paths(code: &str, start: &str) -> Vec<Module> {
+    let mut found = Vec::new();
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    for (at, _) in code.match_indices(start) {
+        let before = code[..at].chars().next_back();
+        let Some(rest) = code[at + start.len()..].strip_prefix("::") else {
+            continue;
+        };
+        if !before.is_some_and(|c| is_name(c) || c == ':') {
+            expand(rest, &Vec::new(), &mut found);
+        }
+    }
+    found
+}
+
+/// Reads what follows a `::`, and returns what follows that.
+fn expand<'c>(text: &'c str, before: &Module, found: &mut Vec<Module>) -> &'c str {
+    if let Some(mut rest) = text.strip_prefix('{') {
+        loop {
+            rest = expand(rest.trim_start(), before, found).trim_start();
+            match rest.strip_prefix(',') {
+                Some(next) => rest = next,
+                None => return rest.strip_prefix('}').unwrap_or(rest),
+            }
+        }
+    }
+    let end = text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let (name, rest) = text.split_at(end.unwrap_or(text.len()));
+    let path = [before.as_slice(), &[name.to_owned()]].concat();
+    match rest.strip_prefix("::") {
+        Some(rest) => expand(rest, &path, found),
+        None => {
+            found.push(path);
+            rest
+        }
+    }
+}
+
+/// The modules of a crate, by their files.
+fn files(src: &Path) -> Vec<(Module, PathBuf)> {
+    let mut all = Vec::new();
+    let mut folders = vec![(Module::new(), src.to_owned())];
+    while let Some((module, folder)) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            let below = [module.as_slice(), std::slice::from_ref(&name)].concat();
+            if path.is_dir() {
+                folders.push((below, path));
+            } else if ["lib", "main"].contains(&&*name) && module.is_empty() {
+                all.push((Module::new(), path));
+            } else if path.extension().is_some_and(|end| end == "rs") && name != "tests" {
+                all.push((below, path));
+            }
+        }
+    }
+    all
+}
+
+fn uses(src: &Path) -> Uses {
+    let mut uses = Uses::new();
+    for (module, file) in files(src) {
+        let code = code(&fs::read_to_string(file).unwrap());
+        let mut named = paths(&code, "crate");
+        let parent = &module[..module.len().saturating_sub(1)];
+        let beside = paths(&code, "super");
+        named.extend(beside.into_iter().map(|path| [parent, &path].concat()));
+        uses.entry(module).or_default().extend(named);
+    }
+    uses
+}
+
+/// A circle of siblings, if there is one: the names of its modules.
+fn circle(uses: &Uses) -> Option<String> {
+    let mut edges = BTreeMap::<Module, BTreeSet<Module>>::new();
+    for (module, named) in uses {
+        for path in named {
+            let same = module.iter().zip(path).take_while(|(a, b)| a == b).count();
+            // Where they part, both are modules: siblings.
+            let (Some(from), Some(to)) = (module.get(..=same), path.get(..=same)) else {
+                continue;
+            };
+            if uses.keys().any(|module| module.starts_with(to)) {
+                edges.entry(from.to_vec()).or_default().insert(to.to_vec());
+            }
+        }
+    }
+    // Takes away what uses nothing that is left, until only circles are left.
+    loop {
+        let left = BTreeSet::from_iter(edges.keys().cloned());
+        let is_done = |to: &BTreeSet<Module>| to.is_disjoint(&left);
+        let before = edges.len();
+        edges.retain(|_, to| !is_done(to));
+        if edges.is_empty() {
+            return None;
+        }
+        if edges.len() == before {
+            let names = edges.iter().map(|(from, to)| {
+                let to = to.intersection(&left).map(|to| to.join("::"));
+                format!(
+                    "{} -> {}",
+                    from.join("::"),
+                    to.collect::<Vec<_>>().join(", ")
+                )
+            });
+            return Some(names.collect::<Vec<_>>().join("\n"));
+        }
+    }
+}
+
+#[test]
+fn no_crate_has_modules_in_a_circle() {
+    let harness = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let crates = fs::read_dir(harness).unwrap();
+    let sources = crates.map(|entry| entry.unwrap().path().join("src"));
+    let sources: Vec<_> = sources.filter(|src| src.is_dir()).collect();
+    assert!(sources.len() > 10, "{sources:?}");
+    let circles = sources.iter().filter_map(|src| {
+        let circle = circle(&uses(src))?;
+        Some(format!("{}:\n{circle}", src.display()))
+    });
+    let circles: Vec<_> = circles.collect();
+    assert!(circles.is_empty(), "{}", circles.join("\n"));
+}
+
+#[test]
+fn circles_are_seen() {
+    let circle_of = |files: &[(&str, &str)]| {
+        let dir = tempfile::tempdir().unwrap();
+        for (file, text) in files {
+            let file = dir.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        circle(&uses(dir.path()))
+    };
+    let (a, c) = ("use crate::{b::B, x};\n", "fn f() {}\n");
+    let row = [("a.rs", a), ("b.rs", "use crate::c::f;\n"), ("c.rs", c)];
+    assert_eq!(circle_of(&row), None);
+    let back = "/// Not `crate::b`.\nfn f() { crate::a::g() }\n";
+    let all = [row[0], row[1], ("c.rs", back)];
+    let told = circle_of(&all).unwrap();
+    assert!(told.contains("c -> a") && told.contains("b -> c"), "{told}");
+    // Tests may use what they like, and so may a child its parent.
+    let tests = "fn f() {}\n#[cfg(test)]\nmod tests {\nuse crate::a;\n}\n";
+    assert_eq!(circle_of(&[row[0], row[1], ("c.rs", tests)]), None);
+    let family = [("a.rs", "use b::B;\nmod b;"), ("a/b.rs", "use super::A;")];
+    assert_eq!(circle_of(&family), None);
+    // Siblings further down, and what is used from there.
+    let below = [
+        ("a/b.rs", "use super::c::C;"),
+        ("a/c.rs", "use crate::a::{b::B};"),
+    ];
+    assert!(circle_of(&below).is_some());
+    let deep = [("a/b.rs", "use crate::d::D;"), ("d.rs", "use crate::a::A;")];
+    assert!(circle_of(&deep).is_some());
+}
