@@ -5,7 +5,7 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
-variables := KDIR O QEMU CC LLVM J ONLY TEST FAILED REPEAT SHARD FORCE MINUTES SEED PERFTEST DOCTOR V
+variables := KDIR O QEMU CC LLVM J ONLY TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP QEMU_ARGS FORCE MINUTES SEED PERFTEST DOCTOR V
 given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
 $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
@@ -14,12 +14,13 @@ $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
 # QEMU and LLVM also when they are in the environment.
 take = $(if $(filter command% $(if $(filter KDIR O QEMU LLVM,$1),environment%),$(origin $1)),$2 '$($1)')
 arguments = $(call take,KDIR,--kdir) $(call take,O,--output) \
-	$(call take,QEMU,--qemu) $(call take,CC,--cc) $(call take,LLVM,--llvm) \
+	$(call take,QEMU,--qemu) $(if $(call take,QEMU_ARGS,x),--qemu-args='$(QEMU_ARGS)') $(call take,CC,--cc) $(call take,LLVM,--llvm) \
 	$(call take,J,--jobs) $(if $(call take,FORCE,x),--force='$(FORCE)') $(if $(filter 1,$(V)),--verbose)
 only = $(call take,ONLY,--only)
 tests = $(only) $(call take,TEST,--test) \
 	$(if $(call take,FAILED,x),--failed='$(FAILED)') \
-	$(call take,REPEAT,--repeat) $(call take,SHARD,--shard)
+	$(call take,REPEAT,--repeat) $(call take,RETRIES,--retries) $(call take,SHARD,--shard) \
+	$(if $(call take,FAIL_FAST,x),--fail-fast='$(FAIL_FAST)') $(if $(call take,KTAP,x),--ktap='$(KTAP)')
 # The kernel's own make is started by the tool and must not see ours.
 run = unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
 	exec build/p2p --root '$(CURDIR)' $(arguments)
@@ -41,6 +42,7 @@ help: ## list the targets
 	@echo '  KDIR=dir   base the series on this kernel tree (its HEAD), not on Debian'"'"'s'
 	@echo '  O=dir      build the kernels in dir/plain, dir/debug, ... and not in build/'
 	@echo '  QEMU=path  the qemu-system-x86_64 to use'
+	@echo '  QEMU_ARGS= added to the arguments of QEMU'
 	@echo '  LLVM=, CC= the compiler, as for the kernel (default: gcc, or clang-19 for KASAN)'
 	@echo '  J=n        jobs at a time'
 	@echo '  ONLY=name  only this part of a target, e.g. ONLY=switch; * and ? are wildcards,'
@@ -48,6 +50,9 @@ help: ## list the targets
 	@echo '  TEST=name  only this test of the jobs in ONLY= (test)'
 	@echo '  FAILED=1   only what failed in the last run (test)'
 	@echo '  REPEAT=n   so many times, or until something fails (test)'
+	@echo '  RETRIES=n  run a job that fails so many times again, and say that it is flaky (test)'
+	@echo '  FAIL_FAST=1  start nothing more after the first failure (test)'
+	@echo '  KTAP=1     print the results as KTAP, too (test)'
 	@echo '  SHARD=1/4  the first of four parts (test)'
 	@echo '  FORCE=1    run what is cached, too (test, check, mutants, bisect)'
 	@echo '  MINUTES=n  how long each job of soak takes'

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
@@ -14,10 +13,11 @@ use serde::{Deserialize, Serialize};
 use host::paths::Paths;
 use host::proc::quote;
 use kernel::Built;
-use machine::vm::{Boot, Booter, RunResult};
+use machine::vm::RunResult;
 use machine::witness;
 use machine::witness::Conversation;
-use plan::topology::{Kind, Models, Scenario, Topology, connectx};
+use plan::job::{Job, split};
+use plan::topology::{Scenario, connectx};
 use results::report::Outcome;
 
 /// What p2p_demo, with whichever NIC, writes of a scenario.
@@ -94,112 +94,85 @@ pub fn repeat(outcome: &Outcome) -> String {
     format!("make demo ONLY={}", outcome.suite)
 }
 
-/// A job that plays scenarios.
-pub struct Demo<'a> {
-    /// Names it in results.
-    pub name: &'a str,
-    /// The kernel.
-    pub kernel: Built,
-    /// The machine.
-    pub topology: &'a Topology,
-    /// What is played in it.
-    pub scenarios: &'a [Scenario],
-    /// The kind of machine, and so the NIC.
-    pub kind: Kind,
-    /// The models of a parallel machine.
-    pub models: Models<'a>,
-    /// Lines of shell that load modules.
-    pub prepare: String,
-    /// The program that plays with this NIC.
-    pub program: PathBuf,
-    /// When it counts as hung.
-    pub limit: Duration,
+/// What a job plays: its own scenarios, or those of its topology.
+fn scenarios<'a>(job: &'a Job<'_>) -> &'a [Scenario] {
+    match &job.spec.own[..] {
+        [] => &job.topology.scenarios,
+        own => own,
+    }
 }
 
-impl Demo<'_> {
-    /// Boots the topology and plays.
-    pub fn play(&self, booter: &Booter<'_>) -> Result<(Vec<ScenarioResult>, RunResult)> {
-        let step = booter.ui.step(format!("run: {}", self.name));
-        let ran = booter.boot(
-            &Boot {
-                name: self.name,
-                kernel: &self.kernel,
-                topology: self.topology,
-                kind: self.kind,
-                models: self.models,
-                append: &[],
-                icount: None,
-                coverage: false,
-                job: self.script(),
-                limit: self.limit,
-            },
-            &step,
-        )?;
-        let witness = match self.kind {
-            Kind::Counting => None,
-            Kind::Parallel => Some(Witness::read(&ran)),
-        };
-        let scenarios = self.scenarios.iter().enumerate();
-        let rows = scenarios
-            .map(|(number, scenario)| self.row(number, scenario, &ran, witness.as_ref()))
-            .collect();
-        Ok((rows, ran))
-    }
-
-    fn script(&self) -> String {
-        let program = quote(&self.program.to_string_lossy());
-        let mut job = self.prepare.clone();
-        job.push_str("find_judge\n");
-        for (number, scenario) in self.scenarios.iter().enumerate() {
-            let file = file(number, scenario);
-            job.push_str(&format!(
-                "run {file} {program} --judge \"$judge\" --scenario {} --pages {} \
-                 --expect-kind {} --expect-peer {} --expect-home {} --out \"$out/{file}.json\"\n",
-                scenario.name, scenario.pages, scenario.kind, scenario.peer, scenario.home,
-            ));
-        }
-        job
-    }
-
-    fn row(
-        &self,
-        number: usize,
-        scenario: &Scenario,
-        ran: &RunResult,
-        witness: Option<&Witness>,
-    ) -> ScenarioResult {
+/// The lines of shell that play them; nothing if the job plays none.
+pub fn script(job: &Job<'_>, programs: &Built) -> String {
+    let Some(program) = &job.spec.scenarios else {
+        return String::new();
+    };
+    let (folder, name) = split(program);
+    let program = programs.selftests(folder).join(name);
+    let program = quote(&program.to_string_lossy());
+    let mut text = "find_judge\n".to_owned();
+    for (number, scenario) in scenarios(job).iter().enumerate() {
         let file = file(number, scenario);
-        let played: Option<Played> = ran
-            .file(&format!("{file}.json"))
-            .and_then(|text| serde_json::from_str(&text).ok());
-        let mut wrong = Vec::new();
-        match &played {
-            Some(played) => {
-                wrong.extend(mismatch(scenario, self.topology.iommu, played));
-                let count = self.scenarios.len();
-                let log = witness.map(|witness| witness.contradicts(number, count, played));
-                wrong.extend(log.flatten());
-            }
-            None => wrong.push(format!(
-                "no result: {}",
-                ran.file(&format!("{file}.log"))
-                    .filter(|log| !log.trim().is_empty())
-                    .or_else(|| ran.trouble())
-                    .unwrap_or_else(|| "p2p_demo wrote none".to_owned())
-            )),
+        text.push_str(&format!(
+            "run {file} {program} --judge \"$judge\" --scenario {} --pages {} \
+             --expect-kind {} --expect-peer {} --expect-home {} --out \"$out/{file}.json\"\n",
+            scenario.name, scenario.pages, scenario.kind, scenario.peer, scenario.home,
+        ));
+    }
+    text
+}
+
+/// What came of each of them; nothing if the job plays none.
+pub fn rows(job: &Job<'_>, ran: &RunResult) -> Vec<ScenarioResult> {
+    if !job.is_demo() {
+        return Vec::new();
+    }
+    let has_log = job.spec.models().has_connectx(job.spec.machine);
+    let witness = has_log.then(|| Witness::read(ran));
+    let all = scenarios(job).iter().enumerate();
+    all.map(|(number, scenario)| row(job, number, scenario, ran, witness.as_ref()))
+        .collect()
+}
+
+fn row(
+    job: &Job<'_>,
+    number: usize,
+    scenario: &Scenario,
+    ran: &RunResult,
+    witness: Option<&Witness>,
+) -> ScenarioResult {
+    let file = file(number, scenario);
+    let played: Option<Played> = ran
+        .file(&format!("{file}.json"))
+        .and_then(|text| serde_json::from_str(&text).ok());
+    let mut wrong = Vec::new();
+    match &played {
+        Some(played) => {
+            wrong.extend(mismatch(scenario, job.topology.iommu, played));
+            let count = scenarios(job).len();
+            let log = witness.map(|witness| witness.contradicts(number, count, played));
+            wrong.extend(log.flatten());
         }
-        ScenarioResult {
-            topology: self.topology.name.clone(),
-            devices: match (self.kind, self.models.pascal) {
-                (Kind::Counting, _) => "p2ptest + edu",
-                (Kind::Parallel, None) => "p2ptest + mlx5",
-                (Kind::Parallel, Some(_)) => "nouveau + mlx5",
-            },
-            scenario: scenario.name.clone(),
-            played,
-            trouble: (!wrong.is_empty()).then(|| wrong.join("\n")),
-            log: ran.log_of(&file),
-        }
+        None => wrong.push(format!(
+            "no result: {}",
+            ran.file(&format!("{file}.log"))
+                .filter(|log| !log.trim().is_empty())
+                .or_else(|| ran.trouble())
+                .unwrap_or_else(|| "p2p_demo wrote none".to_owned())
+        )),
+    }
+    ScenarioResult {
+        topology: job.topology.name.clone(),
+        devices: match (&job.spec.pascal, witness) {
+            (None, None) => "p2ptest + edu",
+            (None, Some(_)) => "p2ptest + mlx5",
+            (Some(_), Some(_)) => "nouveau + mlx5",
+            (Some(_), None) => "nouveau + edu",
+        },
+        scenario: scenario.name.clone(),
+        played,
+        trouble: (!wrong.is_empty()).then(|| wrong.join("\n")),
+        log: ran.log_of(&file),
     }
 }
 

@@ -98,6 +98,7 @@ mod tests {
                 ui: &Ui::new(false),
                 tools: &tools,
                 qemu: Some(&root.join("qemu")),
+                qemu_args: &[],
                 machine: &topologies.machine,
             };
             let job = Job::alone("a/switch".to_owned(), "plain", topology, spec);

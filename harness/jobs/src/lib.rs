@@ -11,5 +11,5 @@ pub mod soak;
 pub mod speed;
 
 pub use inputs::inputs;
-pub use run::{compare, demo, of_machine, run};
+pub use run::{compare, play, run};
 pub use shell::shell;

@@ -15,69 +15,44 @@ use plan::topology::{Kind, Machine};
 use results::report::Outcome;
 use setup::rdma_core;
 
-use crate::demo::Demo;
-use crate::{claims, nic, speed};
+use crate::demo::ScenarioResult;
+use crate::{claims, demo, nic, speed};
 
-/// What plays scenarios, if that is what it does.
-pub fn demo<'a>(job: &'a Job<'_>, booter: &Booter<'_>) -> Option<Demo<'a>> {
-    let paths = booter.paths;
-    let (folder, program) = split(job.spec.scenarios.as_deref()?);
-    let kernel = Built::at(paths, &job.kernel);
-    Some(Demo {
-        name: &job.name,
-        program: kernel.selftests(folder).join(program),
-        kernel,
-        topology: job.topology,
-        scenarios: match &job.spec.own[..] {
-            [] => &job.topology.scenarios,
-            own => own,
-        },
-        kind: job.spec.machine,
-        models: job.spec.models(),
-        prepare: prepare(job, booter),
-        limit: Duration::from_secs(job.spec.limit),
-    })
+/// Boots a job and gives its results.
+pub fn run(job: &Job<'_>, booter: &Booter<'_>) -> Result<Vec<Outcome>> {
+    Ok(play(job, booter)?.1)
 }
 
-/// Boots it and gives its results.
-pub fn run(job: &Job<'_>, booter: &Booter<'_>) -> Result<Vec<Outcome>> {
+/// The same, and the rows of the demo's table if the job plays scenarios.
+pub fn play(job: &Job<'_>, booter: &Booter<'_>) -> Result<(Vec<ScenarioResult>, Vec<Outcome>)> {
     let paths = booter.paths;
-    let kernel = Built::at(paths, &job.kernel);
-    let limit = Duration::from_secs(job.spec.limit);
-    let mut outcomes = Vec::new();
-    let ran = if let Some(demo) = demo(job, booter) {
-        let (rows, ran) = demo.play(booter)?;
-        let rows = rows.iter();
-        outcomes.extend(rows.map(|row| row.outcome(&job.name, paths)));
-        ran
-    } else {
-        let ran = boot(job, booter, &kernel, limit)?;
-        let program = |program: &str| {
-            let log = paths.short(&ran.log_of(&log_name(program)));
-            let outcomes = self::program(job, program, &ran).into_iter();
-            outcomes.map(move |outcome| outcome.with_log(log.clone()))
-        };
-        for name in &job.spec.programs {
-            outcomes.extend(program(name));
-        }
-        if let Some(test) = job.test.as_ref().filter(|_| outcomes.is_empty()) {
-            let reason = format!("no program of this job has a test {test}");
-            outcomes.push(Outcome::could_not_run(&job.name, test, reason));
-        }
-        if job.needs_rdma_core() {
-            outcomes.extend(program("pyverbs"));
-        }
-        if !job.spec.commands.is_empty() {
-            let commands = job.spec.commands.iter();
-            let told = Vec::from_iter(commands.flat_map(|name| program(name)));
-            if job.spec.models().has_connectx(job.spec.machine) {
-                let trouble = claims::contradicted(&told, &ran);
-                outcomes.push(Outcome::unless(&job.name, "the NIC's log agrees", trouble));
-            }
-            outcomes.extend(told);
-        }
-        ran
+    let ran = boot(job, booter)?;
+    let rows = demo::rows(job, &ran);
+    let mut outcomes = Vec::from_iter(rows.iter().map(|row| row.outcome(&job.name, paths)));
+    let program = |program: &str| {
+        let log = paths.short(&ran.log_of(&log_name(program)));
+        let outcomes = self::program(job, program, &ran).into_iter();
+        outcomes.map(move |outcome| outcome.with_log(log.clone()))
     };
+    for name in &job.spec.programs {
+        outcomes.extend(program(name));
+    }
+    if let Some(test) = job.test.as_ref().filter(|_| outcomes.is_empty()) {
+        let reason = format!("no program of this job has a test {test}");
+        outcomes.push(Outcome::could_not_run(&job.name, test, reason));
+    }
+    if job.needs_rdma_core() {
+        outcomes.extend(program("pyverbs"));
+    }
+    if !job.spec.commands.is_empty() {
+        let commands = job.spec.commands.iter();
+        let told = Vec::from_iter(commands.flat_map(|name| program(name)));
+        if job.spec.models().has_connectx(job.spec.machine) {
+            let trouble = claims::contradicted(&told, &ran);
+            outcomes.push(Outcome::unless(&job.name, "the NIC's log agrees", trouble));
+        }
+        outcomes.extend(told);
+    }
     if job.spec.kunit.is_some() {
         for case in ktap::parse(&ran.console) {
             outcomes.push(Outcome::from_ktap(&job.name, "kunit", case));
@@ -107,14 +82,15 @@ pub fn run(job: &Job<'_>, booter: &Booter<'_>) -> Result<Vec<Outcome>> {
     for outcome in &mut outcomes {
         outcome.log_file.get_or_insert_with(|| console.clone());
     }
-    Ok(outcomes)
+    Ok((rows, outcomes))
 }
 
 /// What it adds to the kernel's command line.
 pub(crate) fn append(job: &Job<'_>, machine: &Machine) -> Vec<String> {
     let for_tests = match job.spec.machine {
-        Kind::Counting => &machine.counting.append_for_tests[..],
-        Kind::Parallel => &[],
+        // The demo runs as a user's kernel does.
+        Kind::Counting if !job.is_demo() => &machine.counting.append_for_tests[..],
+        _ => &[],
     };
     let mut append = [for_tests, &job.spec.append].concat();
     if let Some(filter) = &job.spec.kunit {
@@ -139,18 +115,35 @@ pub(crate) fn prepare(job: &Job<'_>, booter: &Booter<'_>) -> String {
     text
 }
 
-fn boot(job: &Job<'_>, booter: &Booter<'_>, kernel: &Built, limit: Duration) -> Result<RunResult> {
+fn boot(job: &Job<'_>, booter: &Booter<'_>) -> Result<RunResult> {
     let paths = booter.paths;
     let step = booter.ui.step(format!("run: {}", job.name));
-    let append = append(job, booter.machine);
-    let programs = match &job.spec.from {
-        Some(name) => Built::at(paths, name),
-        None => kernel.clone(),
-    };
+    booter.boot(
+        &Boot {
+            name: &job.name,
+            kernel: &Built::at(paths, &job.kernel),
+            topology: job.topology,
+            kind: job.spec.machine,
+            models: job.spec.models(),
+            append: &append(job, booter.machine),
+            icount: job.spec.icount.as_deref(),
+            coverage: job.spec.coverage,
+            job: script(job, booter)?,
+            limit: Duration::from_secs(job.spec.limit),
+        },
+        &step,
+    )
+}
+
+/// What the guest runs, as lines of shell.
+fn script(job: &Job<'_>, booter: &Booter<'_>) -> Result<String> {
+    let paths = booter.paths;
+    let programs = Built::at(paths, job.spec.from.as_ref().unwrap_or(&job.kernel));
     let mut text = prepare(job, booter);
     for (name, value) in &job.spec.env {
         text.push_str(&format!("export {name}={}\n", quote(value)));
     }
+    text.push_str(&demo::script(job, &programs));
     if !job.spec.programs.is_empty() {
         text.push_str("find_judge\nexport P2PTEST_JUDGE=\"$judge\"\n");
     }
@@ -181,21 +174,7 @@ fn boot(job: &Job<'_>, booter: &Booter<'_>, kernel: &Built, limit: Duration) -> 
     if job.spec.coverage {
         text.push_str("coverage\n");
     }
-    booter.boot(
-        &Boot {
-            name: &job.name,
-            kernel,
-            topology: job.topology,
-            kind: job.spec.machine,
-            models: job.spec.models(),
-            append: &append,
-            icount: job.spec.icount.as_deref(),
-            coverage: job.spec.coverage,
-            job: text,
-            limit,
-        },
-        &step,
-    )
+    Ok(text)
 }
 
 /// A machine of ours has what tests want: a skip that nobody expects hides a failure.

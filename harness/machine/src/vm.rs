@@ -40,6 +40,8 @@ pub struct Booter<'a> {
     pub tools: &'a Tools,
     /// `QEMU=`
     pub qemu: Option<&'a Path>,
+    /// `QEMU_ARGS=`: added to QEMU's arguments.
+    pub qemu_args: &'a [String],
     /// What every machine has.
     pub machine: &'a Machine,
 }
@@ -148,6 +150,15 @@ impl Booter<'_> {
     /// Where the machine of that name has its files.
     pub fn dir(&self, name: &str) -> PathBuf {
         self.paths.runs().join(name)
+    }
+
+    /// Gives the files of the machine of that name another place, so that it can boot again.
+    pub fn set_aside(&self, name: &str) -> Result<String> {
+        let dir = self.dir(name);
+        let mut places = (1..).map(|number| dir.with_extension(format!("failed{number}")));
+        let place = places.find(|place| !place.exists()).expect("one is free");
+        fs::rename(&dir, &place).with_context(|| dir.display().to_string())?;
+        Ok(self.paths.short(&place))
     }
 
     /// The lines that load modules, with the parameters that they have in a topology.
@@ -342,6 +353,7 @@ impl Booter<'_> {
         if boot.coverage {
             qemu.extend(trace::options(trace::LOG));
         }
+        qemu.extend(self.qemu_args.iter().cloned());
         for (option, value) in [
             ("-device", "virtio-serial-pci".to_owned()),
             ("-chardev", format!("socket,id=judge,path={SOCKET}")),

@@ -44,6 +44,9 @@ struct Options {
     /// The qemu-system-x86_64 to use (QEMU=).
     #[arg(long)]
     qemu: Option<PathBuf>,
+    /// Added to QEMU's arguments in each machine, as a shell splits words (QEMU_ARGS=).
+    #[arg(long, allow_hyphen_values = true)]
+    qemu_args: Option<String>,
     /// The C compiler (CC=).
     #[arg(long)]
     cc: Option<String>,
@@ -184,6 +187,7 @@ pub fn run() -> Result<Verdict> {
         ui: &Ui::new(options.verbose),
         paths: &paths,
         qemu,
+        qemu_args: words("QEMU_ARGS", options.qemu_args.as_deref())?,
         compiler,
         force,
     }
@@ -197,6 +201,13 @@ fn flag(name: &str, value: Option<&str>) -> Result<bool> {
         Some("1") => Ok(true),
         Some(other) => bail!(Usage(format!("{name}={other}: it is {name}=1 or left out"))),
     }
+}
+
+/// A variable's words, with quotes as a shell takes them.
+fn words(name: &str, value: Option<&str>) -> Result<Vec<String>> {
+    let text = value.unwrap_or_default();
+    let words = shlex::split(text);
+    words.ok_or_else(|| Usage(format!("{name}={text}: a quote is not closed")).into())
 }
 
 /// What is wrong with a value, without a page of usage; of other errors all of it.
@@ -279,6 +290,16 @@ mod tests {
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.starts_with("invalid value 'x' for '--jobs"), "{line}");
         assert!(told(&["p2p", "test", "--bogus"]).contains("Usage: "));
+    }
+
+    #[test]
+    fn words_are_those_of_a_shell() {
+        let of = |text| words("QEMU_ARGS", text);
+        assert!(of(None).unwrap().is_empty());
+        let all = of(Some("-s -device 'e1000,id=a b'")).unwrap();
+        assert_eq!(all, ["-s", "-device", "e1000,id=a b"]);
+        let error = of(Some("-device 'x")).unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some());
     }
 
     #[test]

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ktap::{Case, Status};
-use quick_junit::{NonSuccessKind, Report as Junit, TestCase, TestCaseStatus, TestSuite};
+use quick_junit::{
+    NonSuccessKind, Report as Junit, TestCase, TestCaseStatus, TestRerun, TestSuite,
+};
 use serde::{Deserialize, Serialize};
 
 use host::paths::Paths;
-use host::proc::{indent, tail};
+use host::proc::{indent, interrupted, tail};
 use host::ui::seconds;
 
 /// A test and its result.
@@ -42,6 +44,9 @@ pub struct Outcome {
     /// Its row in the demo's table.
     #[serde(default)]
     pub row: Option<page::Row>,
+    /// Why it failed before it passed (`RETRIES=`).
+    #[serde(default)]
+    pub flaky: Vec<String>,
 }
 
 impl Outcome {
@@ -106,6 +111,7 @@ impl Outcome {
             seconds: None,
             repeat: None,
             row: None,
+            flaky: Vec::new(),
         }
     }
 }
@@ -195,6 +201,13 @@ impl Report {
                     None => skips.push((reason, 1)),
                 }
             }
+        }
+        for outcome in self.outcomes.iter().filter(|o| !o.flaky.is_empty()) {
+            let (suite, name, times) = (&outcome.suite, &outcome.name, outcome.flaky.len());
+            let first = outcome.flaky[0].lines().next().unwrap_or_default();
+            text.push_str(&format!(
+                "flaky {suite}: {name}: failed {times} times, then passed: {first}\n"
+            ));
         }
         for (reason, count) in skips {
             text.push_str(&format!("skipped {count}: {reason}\n"));
@@ -317,6 +330,11 @@ impl Report {
             if let (Status::Failed, Some(file)) = (outcome.status, &outcome.log_file) {
                 status.set_description(format!("log: {file}"));
             }
+            for reason in &outcome.flaky {
+                let mut rerun = TestRerun::new(NonSuccessKind::Failure);
+                rerun.set_message(reason.clone());
+                status.add_rerun(rerun);
+            }
             let mut case = TestCase::new(outcome.name.clone(), status);
             if let Some(taken) = outcome.seconds {
                 case.set_time(Duration::from_secs_f64(taken));
@@ -359,6 +377,54 @@ impl Report {
         junit
     }
 
+    /// All results as KTAP: a test for each suite, with its tests below.
+    pub fn ktap(&self) -> String {
+        let mut suites: Vec<(&str, Vec<&Outcome>)> = Vec::new();
+        for outcome in &self.outcomes {
+            let place = suites.iter().position(|(name, _)| *name == outcome.suite);
+            let place = place.unwrap_or_else(|| {
+                suites.push((&outcome.suite, Vec::new()));
+                suites.len() - 1
+            });
+            suites[place].1.push(outcome);
+        }
+        let mut text = format!("KTAP version 1\n1..{}\n", suites.len());
+        for (number, (suite, outcomes)) in suites.iter().enumerate() {
+            let (name, count) = (plain(suite), outcomes.len());
+            text.push_str(&format!(
+                "    KTAP version 1\n    # Subtest: {name}\n    1..{count}\n"
+            ));
+            for (number, outcome) in outcomes.iter().enumerate() {
+                let lines = outcome
+                    .reason
+                    .lines()
+                    .filter(|_| outcome.status == Status::Failed);
+                text.extend(lines.map(|line| format!("    # {line}\n")));
+                let result = match outcome.status {
+                    Status::Failed => "not ok",
+                    Status::Passed | Status::Skipped => "ok",
+                };
+                let (number, name) = (number + 1, plain(&outcome.name));
+                text.push_str(&format!("    {result} {number} {name}"));
+                if outcome.status == Status::Skipped {
+                    text.push_str(&format!(" # SKIP {}", plain(&outcome.reason)));
+                }
+                text.push('\n');
+            }
+            let has = |status| outcomes.iter().any(|outcome| outcome.status == status);
+            let (result, end) = match (has(Status::Failed), has(Status::Passed)) {
+                (true, _) => ("not ok", ""),
+                (false, true) => ("ok", ""),
+                (false, false) => ("ok", " # SKIP"),
+            };
+            text.push_str(&format!("{result} {} {name}{end}\n", number + 1));
+        }
+        if let Some(error) = &self.aborted {
+            text.push_str(&format!("Bail out! {}\n", plain(error)));
+        }
+        text
+    }
+
     fn suite(&self, name: &str) -> TestSuite {
         let mut suite = TestSuite::new(name);
         suite
@@ -378,6 +444,51 @@ pub fn write_page(paths: &Paths, report: &impl Serialize, file: &Path) -> Result
     page::write(source, &report, file)?;
     println!("page: {}", paths.short(file));
     Ok(())
+}
+
+/// A text in one line, and without what begins a directive of KTAP.
+fn plain(text: &str) -> String {
+    text.lines().collect::<Vec<_>>().join("; ").replace('#', "")
+}
+
+/// Runs a job again, up to `retries` times, as long as something in it fails. What failed
+/// before it passed is flaky. `set_aside` keeps the files of a run that failed, and says
+/// where they are.
+pub fn retried(
+    retries: u32,
+    set_aside: impl Fn() -> Result<String>,
+    run: impl Fn() -> Result<Vec<Outcome>>,
+) -> Result<Vec<Outcome>> {
+    let mut outcomes = run()?;
+    let mut before: Vec<Outcome> = Vec::new();
+    for _ in 0..retries {
+        let is_failed = |outcome: &&Outcome| outcome.status == Status::Failed;
+        if interrupted() || !outcomes.iter().any(|outcome| is_failed(&outcome)) {
+            break;
+        }
+        let place = set_aside()?;
+        for outcome in outcomes.iter().filter(is_failed) {
+            let reason = format!("{} (its files: {place})", outcome.reason);
+            before.push(Outcome {
+                reason,
+                ..outcome.clone()
+            });
+        }
+        outcomes = run()?;
+    }
+    for failed in before {
+        let is_same = |outcome: &&mut Outcome| outcome.name == failed.name;
+        match outcomes.iter_mut().find(is_same) {
+            Some(outcome) if outcome.status == Status::Failed => (),
+            Some(outcome) => outcome.flaky.push(failed.reason),
+            // A test that is only there when it fails.
+            None => outcomes.push(Outcome {
+                flaky: vec![failed.reason],
+                ..Outcome::passed(&failed.suite, &failed.name)
+            }),
+        }
+    }
+    Ok(outcomes)
 }
 
 /// The name of this machine.
@@ -449,6 +560,71 @@ mod tests {
         let xml = xml(&report);
         assert_eq!(xml.matches("<error").count(), 1, "{xml}");
         assert_eq!(xml.matches("<failure").count(), 0, "{xml}");
+    }
+
+    #[test]
+    fn what_passes_the_second_time_is_flaky() {
+        let round = std::cell::Cell::new(0);
+        let asides = std::cell::Cell::new(0);
+        let run_of = |retries| {
+            round.set(0);
+            asides.set(0);
+            let aside = || {
+                asides.set(asides.get() + 1);
+                Ok("build/run/a/x.1".to_owned())
+            };
+            let run = || {
+                round.set(round.get() + 1);
+                let mut all = vec![Outcome::failed("a/x", "one", "always")];
+                match round.get() {
+                    1 | 2 => all.push(Outcome::failed("a/x", "two", "lost a race")),
+                    _ => all.push(Outcome::passed("a/x", "two")),
+                }
+                if round.get() == 1 {
+                    all.push(Outcome::failed("a/x", "exit status", "139"));
+                }
+                Ok(all)
+            };
+            retried(retries, aside, run).unwrap()
+        };
+        let once = run_of(0);
+        assert!(round.get() == 1 && asides.get() == 0);
+        assert!(once.iter().all(|outcome| outcome.flaky.is_empty()));
+        let outcomes = run_of(3);
+        assert!(round.get() == 4 && asides.get() == 3);
+        let of = |name: &str| outcomes.iter().find(|o| o.name == name).unwrap();
+        assert!(of("one").status == Status::Failed && of("one").flaky.is_empty());
+        assert_eq!(
+            (of("two").status, of("two").flaky.len()),
+            (Status::Passed, 2)
+        );
+        assert!(of("two").flaky[0].contains("lost a race (its files: build/run/a/x.1)"));
+        assert_eq!(of("exit status").flaky.len(), 1);
+        let report = Report::from(outcomes);
+        assert_eq!(report.closing_line(), "2 passed, 1 failed, 0 skipped");
+        let text = report.tell(|_| String::new());
+        assert!(text.contains("flaky a/x: two: failed 2 times"), "{text}");
+        assert_eq!(xml(&report).matches("<flakyFailure").count(), 3);
+    }
+
+    #[test]
+    fn ktap_says_the_same() {
+        let mut report = report();
+        report.outcomes[1].reason = "expected 1\nseen 2".to_owned();
+        let text = report.ktap();
+        let cases = ktap::parse(&text);
+        let of = |name: &str| {
+            let case = cases.iter().find(|case| case.name.ends_with(name)).unwrap();
+            case.status
+        };
+        assert_eq!(of("one"), Status::Passed);
+        assert_eq!(of("two"), Status::Failed);
+        assert_eq!(of("three"), Status::Skipped);
+        assert!(text.contains("    # seen 2\n    not ok 2 two\n"), "{text}");
+        assert!(text.contains("\nnot ok 1 a/x\n"), "{text}");
+        assert!(text.contains("\nok 2 b # SKIP\n"), "{text}");
+        report.aborted = Some("no\nQEMU".to_owned());
+        assert!(report.ktap().ends_with("Bail out! no; QEMU\n"));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 use super::*;
 
+use std::time::Duration;
+
 fn scenario() -> Scenario {
     toml::from_str("name='resident'\npages=64\nkind='bus_addr'\npeer=64\nhome=0\n").unwrap()
 }

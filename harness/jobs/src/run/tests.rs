@@ -297,3 +297,47 @@ fn a_program_may_lack_the_test_that_is_picked() {
     job.test = Some("x".to_owned());
     assert!(program(&job, "p2pdma/t", &run).is_empty());
 }
+
+#[test]
+fn a_demo_is_a_job_like_any_other() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let spec = "name='d'\ntopologies=[]\nlimit=1\nscenarios='p2pdma/p2p_demo'\n\
+                load=['p2ptest']\nprograms=['mm/a']\nfrom='debug'\nkmemleak=true\n\
+                [env]\nA='b'\n[[scenario]]\nname='thp'\npages=8\nkind='bus_addr'\npeer=8\nhome=0\n";
+    let topology = topologies.get("switch").unwrap();
+    let job = Job {
+        spec: toml::from_str(spec).unwrap(),
+        ..job(topology)
+    };
+    let paths = Paths {
+        root: "/p2p".into(),
+        work: "/p2p/build".into(),
+        output: "/p2p/build".into(),
+        cache: "/p2p/cache".into(),
+        kdir: None,
+    };
+    let tools = setup::Tools {
+        bindgen: "bindgen".into(),
+        vng_dir: "vng".into(),
+    };
+    let booter = Booter {
+        paths: &paths,
+        ui: &host::ui::Ui::new(false),
+        tools: &tools,
+        qemu: Some(Path::new("/nowhere/qemu")),
+        qemu_args: &[],
+        machine: &topologies.machine,
+    };
+    let text = script(&job, &booter).unwrap();
+    let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+    assert!(at("load p2ptest") < at("export A=b"), "{text}");
+    let demo = at("run 0-thp /p2p/build/debug/selftests/p2pdma/p2p_demo");
+    assert!(at("export A=b") < demo && demo < at("run a /p2p"), "{text}");
+    assert!(text.ends_with("kmemleak\n"), "{text}");
+    // Without a result of the program, each scenario fails, and says why.
+    let (_dir, none) = ran("", &[]);
+    let rows = crate::demo::rows(&job, &none);
+    assert_eq!(rows.len(), 1);
+    assert!(rows[0].trouble.as_ref().unwrap().contains("no result"));
+    assert_eq!(rows[0].devices, "p2ptest + edu");
+}

@@ -13,6 +13,7 @@ impl Booter<'_> {
     /// guest's side.
     pub fn inputs(&self, inputs: &mut Inputs, kind: Kind) -> Result<()> {
         inputs.text(&format!("{:?}", self.machine));
+        inputs.text(&self.qemu_args.join(" "));
         inputs.text(&self.tools.vng_dir.to_string_lossy());
         match kind {
             Kind::Counting => {

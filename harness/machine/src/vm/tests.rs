@@ -91,6 +91,7 @@ fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir
         ui: &ui,
         tools: &tools,
         qemu: Some(&qemu),
+        qemu_args: &["-name".to_owned(), "a b".to_owned()],
         machine: &topologies.machine,
     };
     let boot = Boot {
@@ -132,6 +133,8 @@ fn what_the_machine_is_made_of() {
     };
     said("-icount", &machine.counting.icount);
     said("-machine", &machine.properties);
+    // The user's QEMU_ARGS=, as a shell of virtme-ng's takes them.
+    said("-name", "'a b'");
     machine.globals.iter().for_each(|it| said("-global", it));
     machine
         .append(Kind::Counting)

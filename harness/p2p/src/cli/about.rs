@@ -57,7 +57,9 @@ fn command(arguments: impl IntoIterator<Item = String>) -> String {
             continue;
         }
         let known = NAMES.iter().find(|(option, _)| *option == name);
-        let variable = known.map_or(name.to_uppercase(), |(_, variable)| (*variable).to_owned());
+        let variable = known.map_or(name.to_uppercase().replace('-', "_"), |(_, variable)| {
+            (*variable).to_owned()
+        });
         variables.push(format!("{variable}={}", quote(&value)));
     }
     words.extend(variables);
@@ -78,6 +80,10 @@ mod tests {
         assert_eq!(
             typed("--root /a --output /b --verbose --force=1 test --only x/y --repeat 3"),
             "make test O=/b V=1 FORCE=1 ONLY=x/y REPEAT=3"
+        );
+        assert_eq!(
+            typed("test --fail-fast=1 --retries 2"),
+            "make test FAIL_FAST=1 RETRIES=2"
         );
         let quoted = ["test", "--only", "mlx5*/switch,!x"].map(str::to_owned);
         assert_eq!(command(quoted), "make test ONLY='mlx5*/switch,!x'");

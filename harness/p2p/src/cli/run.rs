@@ -15,8 +15,7 @@ use host::paths::Paths;
 use host::proc;
 use host::status::{Usage, Verdict};
 use host::ui::{Ui, seconds};
-use jobs::demo::{self, Demo};
-use jobs::of_machine;
+use jobs::demo;
 use jobs::schedule::run_as_built;
 use jobs::soak::{self, Soak};
 use kernel::Built;
@@ -47,6 +46,8 @@ pub struct Run<'a> {
     pub paths: &'a Paths,
     /// `QEMU=`
     pub qemu: Option<PathBuf>,
+    /// `QEMU_ARGS=`
+    pub qemu_args: Vec<String>,
     /// `LLVM=` and `CC=`
     pub compiler: Compiler,
     /// `FORCE=1`: what is cached is run again.
@@ -310,6 +311,7 @@ impl Run<'_> {
             ui: self.ui,
             tools,
             qemu: self.qemu.as_deref(),
+            qemu_args: &self.qemu_args,
             machine: &topologies.machine,
         }
     }
@@ -333,31 +335,28 @@ impl Run<'_> {
         let booter = self.booter(&tools, &topologies);
         let (start, found) = (Instant::now(), Mutex::new(Vec::new()));
         let build = |name: &str| builder.one(&kernels, name).map(|()| true);
-        let run = |(number, job, demo): (usize, &Job<'_>, Demo<'_>)| {
-            let (rows, ran) = demo.play(&booter)?;
-            let (name, topology) = (&job.name, demo.topology);
-            let log = self.paths.short(&ran.dir.join("console.log"));
+        // In the order of topologies, and of the plan in each.
+        let all = topologies.all();
+        let place = |job: &Job<'_>| all.iter().position(|t| t.name == job.topology.name);
+        let run = |(number, job): (usize, &Job<'_>)| {
+            let start = Instant::now();
+            let (rows, outcomes) = jobs::play(job, &booter)?;
+            let log = booter.dir(&job.name).join("console.log");
             self.ui.say(format!(
-                "{name}: {} ({}, log: {log})",
-                topology.summary,
-                seconds(ran.time)
+                "{}: {} ({}, log: {})",
+                job.name,
+                job.topology.summary,
+                seconds(start.elapsed()),
+                self.paths.short(&log)
             ));
-            let machine = of_machine(name, &ran, &[], self.paths);
-            // In the order of topologies, and of the plan in each.
-            let all = topologies.all();
-            let place = all.iter().position(|other| other.name == topology.name);
             let mut found = found.lock().expect("no panic holds it");
-            found.push(((place, number), name.clone(), rows, machine));
+            found.push(((place(job), number), rows, outcomes));
             Ok(())
         };
-        let numbered = jobs.iter().enumerate();
-        let demos = numbered
-            .filter_map(|(number, job)| Some((number, job, jobs::demo(job, &booter)?)))
-            .collect();
         let needed = kernels.in_order(&needed);
         run_as_built(
-            demos,
-            |(_, job, _)| job.needs(),
+            jobs.iter().enumerate().collect(),
+            |(_, job)| job.needs(),
             &needed,
             self.jobs(),
             build,
@@ -366,12 +365,9 @@ impl Run<'_> {
         let mut found = found.into_inner().expect("no panic holds it");
         found.sort_by_key(|(place, ..)| *place);
         let (mut rows, mut report) = (Vec::new(), Report::default());
-        for (_, name, played, machine) in found {
-            let outcomes = &mut report.outcomes;
-            let played_outcome = |row: &demo::ScenarioResult| row.outcome(&name, self.paths);
-            outcomes.extend(played.iter().map(played_outcome));
-            outcomes.extend(machine);
+        for (_, played, outcomes) in found {
             rows.extend(played);
+            report.outcomes.extend(outcomes);
         }
         fs::create_dir_all(self.paths.results())?;
         fs::write(&results, serde_json::to_string_pretty(&rows)?)?;

@@ -26,7 +26,7 @@ use plan::kernels::{Kernels, Source};
 use plan::topology::Topologies;
 use results::cache::{self, Cache};
 use results::durations::Durations;
-use results::report::{Outcome, Report};
+use results::report::{Outcome, Report, retried};
 
 mod choice;
 
@@ -54,6 +54,7 @@ impl Run<'_> {
         let given = choice.as_ref().ok();
         let repeat = given.and_then(|choice| choice.repeat);
         let test = given.and_then(|choice| choice.test.clone());
+        let wants_ktap = given.is_some_and(|choice| choice.ktap);
         let result = choice.and(result).map(|()| verdict(&report));
         let usage = status_of(&result) == status::USAGE;
         fs::write(&status_file, status_of(&result).to_string())?;
@@ -74,6 +75,9 @@ impl Run<'_> {
             let closing_line = report.closing_line();
             fs::write(results.join("closing-line"), format!("{closing_line}\n"))?;
             println!("{closing_line}");
+            if wants_ktap {
+                print!("{}", report.ktap());
+            }
         }
         result
     }
@@ -88,7 +92,9 @@ impl Run<'_> {
             let result = self.test_all(choice, &report);
             let mut report = report.into_inner().expect("no panic holds it");
             report.round = choice.repeat.map(|_| round);
-            report.aborted = result.as_ref().err().map(|error| format!("{error:#}"));
+            if let Err(error) = &result {
+                report.aborted = Some(format!("{error:#}"));
+            }
             let is_last = round == rounds || report.picked.is_empty();
             if result.is_err() || is_last || verdict(&report) == Verdict::Failed {
                 return (report, result);
@@ -185,7 +191,8 @@ impl Run<'_> {
         let booter = self.booter(&tools, &topologies);
         // With REPEAT=, nothing that is started after a failure hides it.
         let has_failed = AtomicBool::new(false);
-        let is_over = || choice.repeat.is_some() && has_failed.load(Ordering::SeqCst);
+        let stops = choice.repeat.is_some() || choice.fail_fast;
+        let is_over = || stops && has_failed.load(Ordering::SeqCst);
         let note = |outcomes: &[Outcome]| {
             let mut all = outcomes.iter();
             if all.any(|outcome| outcome.status == Status::Failed) {
@@ -225,7 +232,12 @@ impl Run<'_> {
             // One test, or one more round, is not what the cache is of.
             let is_cacheable = choice.test.is_none() && choice.repeat.is_none();
             let (outcomes, was_cached) = if job.needs_series(&kernels)? || !is_cacheable {
-                (jobs::run(job, &booter)?, false)
+                let retries = choice.retries;
+                let run = || jobs::run(job, &booter);
+                (
+                    retried(retries, || booter.set_aside(&job.name), run)?,
+                    false,
+                )
             } else {
                 let inputs = jobs::inputs(job, &booter)?;
                 let run = || jobs::run(job, &booter);
@@ -259,6 +271,9 @@ impl Run<'_> {
             report.outcomes.push(outcome);
         }
         let mut report = lock();
+        if choice.fail_fast && is_over() {
+            report.aborted = Some("FAIL_FAST=1, and something failed".to_owned());
+        }
         // One test alone need not come out the same.
         for same in plan.same.iter().filter(|_| choice.test.is_none()) {
             let outcome = jobs::compare(same, &report.outcomes);

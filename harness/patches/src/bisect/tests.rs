@@ -266,6 +266,7 @@ impl Toy {
                 ui: &ui,
                 tools: &tools,
                 qemu: None,
+                qemu_args: &[],
                 machine: &topologies.machine,
             },
             topologies: &topologies,

@@ -362,6 +362,7 @@ impl Fake {
                 ui: &ui,
                 tools: &tools,
                 qemu: Some(&root.join(FILES[0])),
+                qemu_args: &[],
                 machine: &self.topologies.machine,
             },
             force: false,

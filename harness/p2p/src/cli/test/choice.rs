@@ -35,6 +35,18 @@ pub struct Options {
     /// Run this often, and stop at the first failure (REPEAT=).
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     repeat: Option<String>,
+    /// Start nothing more after the first failure (FAIL_FAST=1).
+    #[arg(long, value_name = "1", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "1")]
+    fail_fast: Option<String>,
+    /// Run a job that fails so many times again; if it then passes, it is flaky (RETRIES=).
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
+    retries: Option<u32>,
+    /// Print the results as KTAP, too (KTAP=1).
+    #[arg(long, value_name = "1", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "1")]
+    ktap: Option<String>,
     /// Run one of so many parts, e.g. 1/4 (SHARD=).
     #[arg(long, value_name = "K/N", allow_hyphen_values = true)]
     shard: Option<String>,
@@ -47,6 +59,9 @@ pub struct Choice {
     pub test: Option<String>,
     pub repeat: Option<u32>,
     pub shard: Option<Shard>,
+    pub fail_fast: bool,
+    pub retries: u32,
+    pub ktap: bool,
 }
 
 /// How long a job or check counts in a shard if it was not run yet, in seconds.
@@ -66,6 +81,9 @@ impl Choice {
             failed,
             test,
             repeat: options.repeat.as_deref().map(count).transpose()?,
+            fail_fast: flag("FAIL_FAST", options.fail_fast.as_deref())?,
+            retries: options.retries.unwrap_or(0),
+            ktap: flag("KTAP", options.ktap.as_deref())?,
             shard: options.shard.as_deref().map(Shard::new).transpose()?,
         })
     }
