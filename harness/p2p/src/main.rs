@@ -7,6 +7,8 @@
 use std::process::ExitCode;
 
 mod cli;
+#[cfg(test)]
+mod modules;
 
 fn main() -> ExitCode {
     host::status::exit(cli::run)
