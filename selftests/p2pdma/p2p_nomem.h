@@ -18,7 +18,7 @@
 struct nomem {
 	int fd;
 	unsigned int n;		/* the allocation that is to fail now */
-	bool again;		/* it did, so there may be another one */
+	bool done;		/* it did not, so there is no other one */
 	unsigned int failed;	/* allocations, in all steps */
 };
 
@@ -29,6 +29,8 @@ static inline bool nomem_open(struct __test_metadata *_metadata,
 	if (!getenv("P2PTEST_FAIL_NTH"))
 		SKIP(return false,
 		     "P2PTEST_FAIL_NTH does not say that allocations fail");
+	nomem->n = 0;
+	nomem->done = false;
 	nomem->fd = open("/proc/thread-self/fail-nth", O_RDWR | O_CLOEXEC);
 	ASSERT_LE(0, nomem->fd);
 	return true;
@@ -55,29 +57,25 @@ static inline bool nomem_end(struct __test_metadata *_metadata,
 	return strtoul(left, NULL, 10) == 0;
 }
 
-static inline void nomem_begin(struct nomem *nomem)
-{
-	nomem->n = 0;
-	nomem->again = true;
-}
-
 static inline bool nomem_next(struct __test_metadata *_metadata,
 			      struct nomem *nomem, const char *step)
 {
-	if (!nomem->again) {
+	if (nomem->done) {
 		TH_LOG("%s: %u allocations failed", step, nomem->n - 1);
 		nomem->failed += nomem->n - 1;
+		nomem->n = 0;
+		nomem->done = false;
 		return false;
 	}
 	ASSERT_GT(NOMEM_MAX, nomem->n);
 	nomem->n++;
-	nomem->again = false;
+	nomem->done = true;
 	return true;
 }
 
 /* A step again and again; each time it has one call with NOMEM_CALL() */
 #define for_each_allocation(nomem, step)				\
-	for (nomem_begin(nomem); nomem_next(_metadata, nomem, step); )
+	while (nomem_next(_metadata, nomem, step))
 
 /*
  * @call, which gives @ret, while an allocation fails. It may end well all the same.
@@ -85,15 +83,19 @@ static inline bool nomem_next(struct __test_metadata *_metadata,
  * EFAULT.
  */
 #define NOMEM_CALL(nomem, ret, call) do {				\
-	nomem_set(_metadata, nomem, (nomem)->n);			\
-	ret = (call);							\
-	(nomem)->again = nomem_end(_metadata, nomem);			\
-	EXPECT_TRUE(ret >= 0 || ((nomem)->again &&			\
-				 (ret == -ENOMEM || ret == -EFAULT))) {	\
-		TH_LOG("allocation %u, which %s: %s", (nomem)->n,	\
-		       (nomem)->again ? "failed" : "is none",		\
-		       strerror(-ret));					\
+	struct nomem *_nomem = (nomem);					\
+	long _ret;							\
+									\
+	nomem_set(_metadata, _nomem, _nomem->n);			\
+	_ret = (call);							\
+	_nomem->done = !nomem_end(_metadata, _nomem);			\
+	EXPECT_TRUE(_ret >= 0 || (!_nomem->done &&			\
+				  (_ret == -ENOMEM || _ret == -EFAULT))) { \
+		TH_LOG("allocation %u, which %s: %s", _nomem->n,	\
+		       _nomem->done ? "is none" : "failed",		\
+		       strerror(-_ret));				\
 	}								\
+	ret = _ret;							\
 } while (0)
 
 /* Each half page of the buffer holds pages 0.. of one seed or of the other */
