@@ -75,27 +75,26 @@ static inline bool nomem_next(struct __test_metadata *_metadata,
 
 /* A step again and again; each time it has one call with NOMEM_CALL() */
 #define for_each_allocation(nomem, step)				\
-	while (nomem_next(_metadata, nomem, step))
+	for (; nomem_next(_metadata, nomem, step); )
 
 /*
  * @call, which gives @ret, while an allocation fails. It may end well all the same.
  * If it does not, the error says why: for HMM, a page fault without memory is
  * EFAULT.
  */
-#define NOMEM_CALL(nomem, ret, call) do {				\
-	struct nomem *_nomem = (nomem);					\
-	long _ret;							\
+#define NOMEM_CALL(state, ret, call) do {				\
+	__auto_type _state = (state);					\
+	__auto_type _ret = &(ret);					\
 									\
-	nomem_set(_metadata, _nomem, _nomem->n);			\
-	_ret = (call);							\
-	_nomem->done = !nomem_end(_metadata, _nomem);			\
-	EXPECT_TRUE(_ret >= 0 || (!_nomem->done &&			\
-				  (_ret == -ENOMEM || _ret == -EFAULT))) { \
-		TH_LOG("allocation %u, which %s: %s", _nomem->n,	\
-		       _nomem->done ? "is none" : "failed",		\
-		       strerror(-_ret));				\
+	nomem_set(_metadata, _state, _state->n);			\
+	*_ret = (call);							\
+	_state->done = !nomem_end(_metadata, _state);			\
+	EXPECT_TRUE(*_ret >= 0 || (!_state->done &&			\
+				   (*_ret == -ENOMEM || *_ret == -EFAULT))) { \
+		TH_LOG("allocation %u, which %s: %s", _state->n,	\
+		       _state->done ? "is none" : "failed",		\
+		       strerror(-*_ret));				\
 	}								\
-	ret = _ret;							\
 } while (0)
 
 /* Each half page of the buffer holds pages 0.. of one seed or of the other */
