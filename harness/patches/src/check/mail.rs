@@ -170,6 +170,11 @@ pub fn faults(text: &str, prefix: &str, number: usize, count: usize) -> Vec<Stri
     if !body.lines().any(|line| line.starts_with("Assisted-by: ")) {
         faults.push("no Assisted-by:".to_owned());
     }
+    // As when an editor's template is taken for a part of the message.
+    let last = body.trim_end().rsplit("\n\n").next().unwrap_or_default();
+    if !last.lines().all(is_trailer) {
+        faults.push("text comes after the trailers, or with them".to_owned());
+    }
     for word in ["Signed-off-by:", "Change-Id:"] {
         if body.lines().any(|line| line.starts_with(word)) {
             faults.push(format!("{word} is for people who send it, or for nobody"));

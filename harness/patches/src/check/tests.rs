@@ -26,6 +26,7 @@ fn a_mail_and_its_faults() {
         MAIL.replace("Because.", &"x".repeat(76)),
         MAIL.replace("Assisted-by: LLM\n", ""),
         MAIL.replace("---\n", "Signed-off-by: A <a@b>\n---\n"),
+        MAIL.replace("---\n", "\nwith '#' will be ignored\n---\n"),
     ];
     for text in wrong {
         assert_eq!(faults(&text).len(), 1, "{text}\n{:?}", faults(&text));
