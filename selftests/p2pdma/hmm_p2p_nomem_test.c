@@ -177,6 +177,7 @@ static void nic_step(struct __test_metadata *_metadata,
 	struct nomem *nomem = &self->nomem;
 	P2P_SELF *p2p = &self->p2p;
 	struct p2p_buf buf;
+	const int or = vram ? -ENOMEM : NOMEM_NOT_MAPPED;
 	char name[40];
 	int ret;
 
@@ -189,16 +190,16 @@ static void nic_step(struct __test_metadata *_metadata,
 			p2p_buf_to_vram(_metadata, p2p, &buf);
 		if (write) {
 			p2p_fill(data, AFTER, 0, buf.len);
-			NOMEM_CALL(nomem, ret,
-				   p2p_nic_write(&p2p->nic, buf.handle, buf.p, data,
-						 buf.len, NULL));
+			NOMEM_CALL_OR(nomem, ret, or,
+				      p2p_nic_write(&p2p->nic, buf.handle, buf.p,
+						    data, buf.len, NULL));
 			if (ret < 0)
 				nomem_either(_metadata, &buf, BEFORE, AFTER);
 			p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
 		} else {
-			NOMEM_CALL(nomem, ret,
-				   p2p_nic_read(&p2p->nic, buf.handle, buf.p, data,
-						buf.len, NULL));
+			NOMEM_CALL_OR(nomem, ret, or,
+				      p2p_nic_read(&p2p->nic, buf.handle, buf.p,
+						   data, buf.len, NULL));
 			if (!ret)
 				p2p_expect_pattern(_metadata, "NIC read", data,
 						   BEFORE, 0, buf.len);
@@ -358,7 +359,8 @@ TEST_F_TIMEOUT(p2p_nomem, gpu_comes, TIMEOUT_S)
 	for_each_allocation(nomem, "GPU binds") {
 		p2p_gpu_close(&p2p->gpu);
 		ASSERT_EQ(0, p2p_pci_unbind(P2P_GPU_DRIVER, self->gpu));
-		NOMEM_CALL(nomem, ret, p2p_pci_bind(P2P_GPU_DRIVER, self->gpu, -1));
+		NOMEM_CALL_OR(nomem, ret, NOMEM_NO_REGION,
+			      p2p_pci_bind(P2P_GPU_DRIVER, self->gpu, -1));
 		if (ret)
 			ASSERT_EQ(0, p2p_pci_bind(P2P_GPU_DRIVER, self->gpu, 0));
 		while (p2p_gpu_open(&p2p->gpu, 0))
@@ -381,7 +383,8 @@ TEST_F_TIMEOUT(p2p_nomem, nic_comes, TIMEOUT_S)
 	for_each_allocation(nomem, "NIC binds") {
 		p2p_nic_close(&p2p->nic);
 		ASSERT_EQ(0, p2p_pci_unbind(P2P_NIC_DRIVER, self->nic));
-		NOMEM_CALL(nomem, ret, p2p_pci_bind(P2P_NIC_DRIVER, self->nic, -1));
+		NOMEM_CALL_OR(nomem, ret, NOMEM_NO_REGION,
+			      p2p_pci_bind(P2P_NIC_DRIVER, self->nic, -1));
 		if (ret)
 			ASSERT_EQ(0, p2p_pci_bind(P2P_NIC_DRIVER, self->nic, 0));
 	}

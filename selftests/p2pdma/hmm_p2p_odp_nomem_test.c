@@ -106,9 +106,9 @@ static void fault_step(struct __test_metadata *_metadata, SELF *self,
 			rdma_buf_to_vram(_metadata, odp, &buf);
 		else if (!huge)
 			ASSERT_EQ(0, madvise(buf.p, buf.len / 2, MADV_DONTNEED));
-		NOMEM_CALL(nomem, ret,
-			   rdma_fault(odp->fd, buf.handle, buf.p, buf.len,
-				      P2PTEST_RDMA_FAULT_WRITE));
+		NOMEM_CALL_OR(nomem, ret, vram ? -ENOMEM : NOMEM_NOT_MAPPED,
+			      rdma_fault(odp->fd, buf.handle, buf.p, buf.len,
+					 P2PTEST_RDMA_FAULT_WRITE));
 		ASSERT_EQ(0, rdma_fault(odp->fd, buf.handle, buf.p, buf.len,
 					P2PTEST_RDMA_FAULT_WRITE));
 		if (!vram && !huge)
@@ -150,9 +150,9 @@ static void transfer_step(struct __test_metadata *_metadata, SELF *self,
 		rdma_buf_init(_metadata, odp, &buf, FEW, BEFORE, mr);
 		if (vram)
 			rdma_buf_to_vram(_metadata, odp, &buf);
-		NOMEM_CALL(nomem, ret,
-			   rdma_xfer(odp->fd, buf.handle, buf.p, data, buf.len,
-				     true, NULL));
+		NOMEM_CALL_OR(nomem, ret, vram ? -ENOMEM : NOMEM_NOT_MAPPED,
+			      rdma_xfer(odp->fd, buf.handle, buf.p, data, buf.len,
+					true, NULL));
 		if (ret < 0)
 			nomem_either(_metadata, &buf, BEFORE, AFTER);
 		rdma_buf_write(_metadata, odp, &buf, AFTER);
@@ -204,7 +204,8 @@ TEST_F_TIMEOUT(odp_nomem, device_comes, TIMEOUT_S)
 	for_each_allocation(nomem, "RDMA device binds") {
 		close(odp->fd);
 		ASSERT_EQ(0, p2p_pci_unbind(RDMA_DRIVER, self->name));
-		NOMEM_CALL(nomem, ret, p2p_pci_bind(RDMA_DRIVER, self->name, -1));
+		NOMEM_CALL_OR(nomem, ret, NOMEM_NO_REGION,
+			      p2p_pci_bind(RDMA_DRIVER, self->name, -1));
 		if (ret)
 			ASSERT_EQ(0, p2p_pci_bind(RDMA_DRIVER, self->name, 0));
 		while ((odp->fd = rdma_open(0)) < 0)

@@ -80,9 +80,10 @@ static inline bool nomem_next(struct __test_metadata *_metadata,
 /*
  * @call, which gives @ret, while an allocation fails. It may end well all the same.
  * If it does not, the error says why: for HMM, a page fault without memory is
- * EFAULT.
+ * EFAULT. @or is the error of something else that fails as if it were an
+ * allocation, or that does not tell why it fails.
  */
-#define NOMEM_CALL(state, ret, call) do {				\
+#define NOMEM_CALL_OR(state, ret, or, call) do {			\
 	__auto_type _state = (state);					\
 	__auto_type _ret = &(ret);					\
 									\
@@ -90,12 +91,21 @@ static inline bool nomem_next(struct __test_metadata *_metadata,
 	*_ret = (call);							\
 	_state->done = !nomem_end(_metadata, _state);			\
 	EXPECT_TRUE(*_ret >= 0 || (!_state->done &&			\
-				   (*_ret == -ENOMEM || *_ret == -EFAULT))) { \
+				   (*_ret == -ENOMEM || *_ret == -EFAULT || \
+				    *_ret == (or)))) {			\
 		TH_LOG("allocation %u, which %s: %s", _state->n,	\
 		       _state->done ? "is none" : "failed",		\
 		       strerror(-*_ret));				\
 	}								\
 } while (0)
+
+#define NOMEM_CALL(state, ret, call)					\
+	NOMEM_CALL_OR(state, ret, -ENOMEM, call)
+
+/* Host memory is not mapped for DMA: fail_hmm_dma_map counts as an allocation */
+#define NOMEM_NOT_MAPPED	(-EIO)
+/* pci_request_region() does not tell why it fails */
+#define NOMEM_NO_REGION		(-EBUSY)
 
 /* Each half page of the buffer holds pages 0.. of one seed or of the other */
 static inline void nomem_either(struct __test_metadata *_metadata,

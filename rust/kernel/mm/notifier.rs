@@ -99,11 +99,13 @@ pub trait Ops: Sync {
     /// nor anyone who found it through the notifier before. To get it back, it has to be looked up
     /// again, which waits until the change is complete.
     ///
-    /// This is called with the user lock held, which protects `protected`. It may sleep if
-    /// [`inv.blockable()`](Invalidation::blockable), but it runs with locks of the memory
-    /// management held and possibly within memory reclaim. So neither here nor anywhere else under
-    /// the user lock may anything allocate memory with `GFP_KERNEL`, access user memory, or wait
-    /// for someone who does.
+    /// This is called with the user lock held, which protects `protected`. It may sleep, but it
+    /// runs with locks of the memory management held and possibly within memory reclaim. So neither
+    /// here nor anywhere else under the user lock may anything allocate memory with `GFP_KERNEL`,
+    /// access user memory, or wait for someone who does.
+    ///
+    /// A change that must not sleep is refused without a call, as mlx5 and `drm_gpusvm` refuse
+    /// it. Only the OOM reaper makes such changes. It leaves the memory to the exiting process.
     fn invalidate(&self, protected: &mut Self::Protected, inv: &Invalidation<'_>);
 }
 
@@ -157,12 +159,6 @@ impl Invalidation<'_> {
             bindings::mmu_notifier_event_MMU_NOTIFY_EXCLUSIVE => Event::Exclusive,
             _ => Event::Other,
         }
-    }
-
-    /// Returns whether the callback may sleep.
-    pub fn blockable(&self) -> bool {
-        // SAFETY: `self.raw` is a valid range by its type.
-        unsafe { bindings::mmu_notifier_range_blockable(self.raw) }
     }
 }
 
@@ -326,6 +322,14 @@ impl<T: Ops> IntervalNotifier<T> {
         raw: *const bindings::mmu_notifier_range,
         cur_seq: usize,
     ) -> bool {
+        // SAFETY: The C side passes a range that is valid and constant during the call.
+        let raw = unsafe { &*raw };
+
+        // SAFETY: As above.
+        if !unsafe { bindings::mmu_notifier_range_blockable(raw) } {
+            return false;
+        }
+
         // SAFETY: `notifier` is the `inner` of an `IntervalNotifier<T>`.
         let this = unsafe { container_of!(Opaque::cast_from(notifier), Self, inner) };
 
@@ -333,19 +337,8 @@ impl<T: Ops> IntervalNotifier<T> {
         // are initialised; they stay so until `Drop` has removed the notifier, which waits for us.
         let (data, lock, interval) = unsafe { (&(*this).data, &(*this).lock, &(*this).range) };
 
-        let inv = Invalidation {
-            // SAFETY: The C side passes a range that is valid and constant during the call.
-            raw: unsafe { &*raw },
-            interval,
-        };
-        let mut guard = if inv.blockable() {
-            lock.lock()
-        } else if let Some(guard) = lock.try_lock() {
-            guard
-        } else {
-            // The kernel gives the change up or tries later.
-            return false;
-        };
+        let inv = Invalidation { raw, interval };
+        let mut guard = lock.lock();
 
         // SAFETY: This is the callback of `notifier`, called with `cur_seq`.
         unsafe { bindings::mmu_interval_set_seq(notifier, cur_seq) };

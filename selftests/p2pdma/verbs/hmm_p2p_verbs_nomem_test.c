@@ -116,7 +116,8 @@ static void fault_step(struct __test_metadata *_metadata, SELF *self,
 		ASSERT_EQ(0, reg(verbs, &buf, implicit, VERBS_ODP));
 		if (vram)
 			verbs_buf_to_vram(_metadata, verbs, &buf);
-		NOMEM_CALL(nomem, ret, prefetch(verbs, &buf));
+		NOMEM_CALL_OR(nomem, ret, vram ? -ENOMEM : NOMEM_NOT_MAPPED,
+			      prefetch(verbs, &buf));
 		works(_metadata, verbs, &buf);
 		verbs_buf_free(_metadata, &buf);
 	}

@@ -40,7 +40,8 @@
 use super::{
     dma::{
         DmaMap,
-        Mapping, //
+        Mapping,
+        NotMapped, //
     },
     Access,
     P2pResult,
@@ -284,31 +285,27 @@ impl<'bound, S> Table<'bound, S> {
         let mapped = |dma: &DmaMap<'_>| pages.clone().filter(|p| dma.get(*p).is_some()).count();
         let before = mapped(dma);
         let mut fill = dma.fill(valid);
+        let mut next = 0;
         let mut refused = Ok(None);
 
         for page in 0..valid.len() {
             let result = valid.p2p_result(page);
-            let alias = matches!(valid.get(page), Pfn::Alias(_));
 
             if result != P2pResult::None {
                 self.results[first + page] = result as u8;
             }
             if options.resident {
-                if let Err(err) = Self::is_resident(valid.get(page), result, options.write) {
-                    refused = Err(err);
-                    break;
-                }
+                Self::is_resident(valid.get(page), result, options.write)?;
             }
-            match fill.map(page, first + page) {
-                Ok(_) => (),
-                Err(_) if alias && !options.resident => {
-                    refused = refused.map(|other| other.or(Some(page)));
-                }
-                Err(err) => {
-                    refused = Err(err);
-                    break;
-                }
+        }
+
+        while let Err(NotMapped { page, error }) = fill.map_range(next..valid.len(), first + next) {
+            if options.resident || !matches!(valid.get(page), Pfn::Alias(_)) {
+                refused = Err(error);
+                break;
             }
+            refused = refused.map(|other| other.or(Some(page)));
+            next = page + 1;
         }
 
         self.stats.mapped += (mapped(dma) - before) as u64;
@@ -471,13 +468,18 @@ impl<'bound, T: Ops> Registration<'bound, T> {
 
         let mut buf = None;
         let mut guard = self.lock();
-        let (mut rounds, mut before) = (0, None);
+        let (mut rounds, mut before, mut first) = (0, None, pages.start);
         loop {
             if guard.dma.is_none() {
                 return Err(ESHUTDOWN);
             }
-            let Some(first) = pages.clone().find(|page| guard.get(*page).is_none()) else {
-                return Ok(guard);
+            // Behind what was mapped last; then in front of it, where pages may have been revoked.
+            let found = (first..pages.end)
+                .chain(pages.start..first)
+                .find(|page| guard.get(*page).is_none());
+            first = match found {
+                Some(page) => page,
+                None => return Ok(guard),
             };
             drop(guard);
 

@@ -67,17 +67,7 @@ unsafe fn borrow<'a>(reg: *mut bindings::hmm_registration) -> &'a Handle {
     unsafe { &*reg.cast() }
 }
 
-/// hmm_registration_create - register memory of the calling process
-///
-/// `dev`: the device that does DMA. It must stay bound until the registration is closed.
-/// `start`, `len`: the addresses, aligned to pages. There need not be memory yet.
-/// `flags`: `HMM_REGISTRATION_*`.
-/// `ops`, `data`: of the driver, valid until the registration is destroyed.
-///
-/// Returns the registration, or an `ERR_PTR()`: `-EINVAL`, `-E2BIG`, `-ENOMEM`, `-EOPNOTSUPP` if
-/// the device cannot address all memory, `-EPERM` if the caller is a kernel thread.
-///
-/// Context: process context; takes the `mmap_lock`.
+/// See `hmm_registration_create()` in `include/linux/hmm-registration.h`.
 ///
 /// # Safety
 ///
@@ -124,17 +114,7 @@ unsafe extern "C" fn hmm_registration_create(
     }
 }
 
-/// hmm_registration_map - get the addresses of pages
-///
-/// Maps pages `first` to `first + nr - 1` where they are not, and stores where they are in
-/// `pages`. They may be revoked as soon as this function begins, and before it returns: the driver
-/// needs a lock or flag of its own that tells, which its `revoke()` takes or sets.
-///
-/// Any thread may call it, as long as the process exists.
-///
-/// Returns 0, or an error as [`Registration::map`] does, or `-ESRCH` if the process has gone.
-///
-/// Context: process context; takes the `mmap_lock`. No lock may be held that `revoke()` takes.
+/// See `hmm_registration_map()` in `include/linux/hmm-registration.h`.
 ///
 /// # Safety
 ///
@@ -171,13 +151,7 @@ unsafe extern "C" fn hmm_registration_map(
     })
 }
 
-/// hmm_registration_close - make the device give back all pages, for good
-///
-/// Calls `revoke()` if any page is mapped. Afterwards nothing is mapped, `revoke()` is not called
-/// any more, and the device may be unbound.
-///
-/// Context: process context. No lock may be held that `revoke()` takes, unless `revoke()` sees that
-/// it need not.
+/// See `hmm_registration_close()` in `include/linux/hmm-registration.h`.
 ///
 /// # Safety
 ///
@@ -188,12 +162,7 @@ unsafe extern "C" fn hmm_registration_close(reg: *mut bindings::hmm_registration
     unsafe { borrow(reg) }.close();
 }
 
-/// hmm_registration_destroy - end a registration
-///
-/// Closes it, waits for revocations that are running in the process, and frees it.
-///
-/// Context: process context. No lock may be held that `revoke()` of any registration of the process
-/// takes: the caller may have it done by a work item.
+/// See `hmm_registration_destroy()` in `include/linux/hmm-registration.h`.
 ///
 /// # Safety
 ///

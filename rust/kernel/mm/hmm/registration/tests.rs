@@ -16,7 +16,9 @@ use super::{
     *, //
 };
 use crate::{
+    bindings,
     current,
+    error::to_result,
     faux,
     sync::atomic::{
         Atomic,
@@ -121,6 +123,30 @@ mod suite {
                     revoked: 2,
                 }
             );
+            Ok(())
+        })
+    }
+
+    /// The OOM reaper must not wait for a device.
+    #[test]
+    fn not_revoked_without_sleep() -> Result {
+        with_registration(WRITE, |reg, mm, range, _| {
+            drop(reg.map(mm, 0..PAGES)?);
+
+            let mut reaper = bindings::mmu_notifier_range {
+                mm: mm.as_raw(),
+                start: range.start,
+                end: range.end,
+                ..Default::default()
+            };
+            // SAFETY: The range is one of `mm`, whose users the caller keeps. Its flags do not
+            // allow to sleep, and it is refused, so that it does not begin.
+            let ret = unsafe { bindings::__mmu_notifier_invalidate_range_start(&mut reaper) };
+
+            assert_eq!(to_result(ret), Err(EAGAIN));
+            let table = reg.lock();
+            assert_eq!(table.state().calls, 0);
+            assert!((0..PAGES).all(|p| table.get(p).is_some()));
             Ok(())
         })
     }
