@@ -6,8 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use ktap::Status;
@@ -115,28 +118,7 @@ impl Coverage<'_> {
             .of(&tree)
             .build(KERNEL, &settings.kernel, &[])?;
 
-        let objects = paths.output.join(KERNEL);
-        let mut lines = Lines::default();
-        for spec in &settings.jobs {
-            for name in &spec.topologies {
-                let topology = topologies.get(name)?;
-                let name = format!("coverage/{}/{name}", spec.name);
-                let job = Job::alone(name.clone(), KERNEL, topology, spec.clone());
-                let outcomes = jobs::run(&job, self.booter)?;
-                let failed = outcomes
-                    .iter()
-                    .find(|outcome| outcome.status == Status::Failed);
-                if let Some(failed) = failed {
-                    bail!("{name}: {}: {}", failed.name, failed.reason);
-                }
-                let dir = self.booter.dir(&name);
-                self.count(&objects, &dir.join("out/gcov"), &tree.dir, &mut lines)
-                    .with_context(|| format!("{name}: reading gcov's counters"))?;
-                self.count_rust(&objects, &dir, &tree.dir, &touched, &mut lines)
-                    .with_context(|| format!("{name}: reading what QEMU has run"))?;
-            }
-        }
-
+        let (lines, failed) = self.run_jobs(&settings, topologies, &tree, &touched)?;
         let summary = Summary::new(&lines, &added, &touched, &tree.dir, &settings.unreached)?;
         let dir = paths.results();
         fs::create_dir_all(&dir)?;
@@ -152,11 +134,64 @@ impl Coverage<'_> {
         println!("\n{text}");
         println!("results: {}", paths.short(&dir.join("coverage.md")));
         println!("tracefile: {}", paths.short(&dir.join(TRACE)));
-        Ok(if summary.is_explained() {
+        for failure in &failed {
+            eprintln!("FAILED {failure}");
+        }
+        Ok(if summary.is_explained() && failed.is_empty() {
             Verdict::Passed
         } else {
             Verdict::Failed
         })
+    }
+
+    /// Runs the jobs, a machine for each processor, and returns which lines they have run and
+    /// which tests have failed. A failed test does not keep the others from being counted.
+    fn run_jobs(
+        &self,
+        settings: &CoverageConfig,
+        topologies: &Topologies,
+        tree: &Tree,
+        touched: &[&str],
+    ) -> Result<(Lines, Vec<String>)> {
+        let objects = self.builder.paths.output.join(KERNEL);
+        let mut jobs = Vec::new();
+        for spec in &settings.jobs {
+            for name in &spec.topologies {
+                let topology = topologies.get(name)?;
+                let name = format!("coverage/{}/{name}", spec.name);
+                jobs.push(Job::alone(name, KERNEL, topology, spec.clone()));
+            }
+        }
+        let jobs = Mutex::new(jobs.into_iter());
+        let next = || jobs.lock().expect("nobody panics with it").next();
+        let found = Mutex::new((Lines::default(), Vec::new()));
+
+        let worker = || -> Result<()> {
+            while let Some(job) = next() {
+                let name = &job.name;
+                let outcomes = jobs::run(&job, self.booter)?;
+                let dir = self.booter.dir(name);
+                let (lines, failed) = &mut *found.lock().expect("nobody panics with it");
+                for outcome in outcomes {
+                    if outcome.status == Status::Failed {
+                        failed.push(format!("{name}: {}: {}", outcome.name, outcome.reason));
+                    }
+                }
+                self.count(&objects, &dir.join("out/gcov"), &tree.dir, lines)
+                    .with_context(|| format!("{name}: reading gcov's counters"))?;
+                self.count_rust(&objects, &dir, &tree.dir, touched, lines)
+                    .with_context(|| format!("{name}: reading what QEMU has run"))?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let count = thread::available_parallelism().map_or(1, NonZero::get);
+            let workers = Vec::from_iter((0..count).map(|_| scope.spawn(worker)));
+            workers
+                .into_iter()
+                .try_for_each(|worker| worker.join().expect("it does not panic"))
+        })?;
+        Ok(found.into_inner().expect("nobody panics with it"))
     }
 
     /// Adds the lines of Rust that one machine has run. Its log, which is large, goes.
