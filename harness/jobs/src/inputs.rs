@@ -15,15 +15,15 @@ pub fn inputs(job: &Job<'_>, booter: &Booter<'_>) -> Result<Inputs> {
     inputs.text(&format!("{:?}", job.topology));
     booter.inputs(&mut inputs, job.spec.machine)?;
     let kernel = Built::at(paths, &job.kernel);
-    inputs.file(&kernel.image())?;
+    inputs.path(&kernel.image())?;
     // Scripts of the guest's side load modules, too.
     if kernel.modules().is_dir() {
-        inputs.folder(&kernel.modules())?;
+        inputs.path(&kernel.modules())?;
     }
     let programs = job.spec.from.as_deref().unwrap_or(&job.kernel);
     for program in job.spec.programs.iter().chain(&job.spec.scenarios) {
         let (folder, name) = split(words(program).0);
-        inputs.file(&Built::at(paths, programs).selftests(folder).join(name))?;
+        inputs.path(&Built::at(paths, programs).selftests(folder).join(name))?;
     }
     Ok(inputs)
 }

@@ -134,8 +134,8 @@ impl<'a> Checker<'a> {
         inputs.text(&self.tree.tip);
         // Some look at the files as they are.
         inputs.text(&ask(&self.tree.dir, &["diff", "HEAD"])?);
-        inputs.folder(&self.series.dir)?;
-        inputs.folder(&self.paths.root.join("qemu"))?;
+        inputs.path(&self.series.dir)?;
+        inputs.path(&self.paths.root.join("qemu"))?;
         Ok(inputs)
     }
 

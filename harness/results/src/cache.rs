@@ -114,7 +114,7 @@ impl Inputs {
     pub fn new() -> Result<Self> {
         let mut inputs = Self(Sha256::new());
         // The path of a binary that cargo has replaced meanwhile leads nowhere.
-        inputs.file(Path::new("/proc/self/exe"))?;
+        inputs.path(Path::new("/proc/self/exe"))?;
         inputs.packages(&PACKAGES.map(Path::new))?;
         Ok(inputs)
     }
@@ -123,7 +123,7 @@ impl Inputs {
     pub fn of_running(root: &Path) -> Result<Self> {
         let mut inputs = Self(Sha256::new());
         for part in RUNNING {
-            inputs.any(&root.join("harness").join(part))?;
+            inputs.named(Path::new(part), &root.join("harness").join(part))?;
         }
         Ok(inputs)
     }
@@ -131,7 +131,7 @@ impl Inputs {
     fn packages(&mut self, lists: &[&Path]) -> Result<()> {
         let lists = Vec::from_iter(lists.iter().filter(|list| list.is_file()));
         for list in &lists {
-            self.file(list)?;
+            self.path(list)?;
         }
         if lists.is_empty() {
             // Nobody knows what has changed since another moment.
@@ -140,38 +140,34 @@ impl Inputs {
         Ok(())
     }
 
-    fn any(&mut self, path: &Path) -> Result<()> {
-        match path.is_dir() {
-            true => self.folder(path),
-            false => self.file(path),
-        }
-    }
-
     /// A text.
     pub fn text(&mut self, text: &str) {
         self.0.update(text.len().to_le_bytes());
         self.0.update(text);
     }
 
-    /// A file's path and content.
-    pub fn file(&mut self, file: &Path) -> Result<()> {
-        self.text(&file.to_string_lossy());
-        let content = fs::read(file).with_context(|| file.display().to_string())?;
-        self.0.update(content.len().to_le_bytes());
-        self.0.update(content);
-        Ok(())
+    /// A file, or all files in a folder: names and contents. Where it is does not count,
+    /// because the same files in another checkout give the same results.
+    pub fn path(&mut self, path: &Path) -> Result<()> {
+        self.named(&name(path), path)
     }
 
-    /// All files in a folder.
-    pub fn folder(&mut self, folder: &Path) -> Result<()> {
-        let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
-        let mut paths = entries
-            .map(|entry| Ok(entry?.path()))
-            .collect::<Result<Vec<_>>>()?;
-        paths.sort();
-        for path in paths {
-            self.any(&path)?;
+    /// The same, known by another name.
+    fn named(&mut self, known_as: &Path, path: &Path) -> Result<()> {
+        if path.is_dir() {
+            let entries = fs::read_dir(path).with_context(|| path.display().to_string())?;
+            let mut paths = entries
+                .map(|entry| Ok(entry?.path()))
+                .collect::<Result<Vec<_>>>()?;
+            paths.sort();
+            return paths
+                .iter()
+                .try_for_each(|path| self.named(&known_as.join(name(path)), path));
         }
+        self.text(&known_as.to_string_lossy());
+        let content = fs::read(path).with_context(|| path.display().to_string())?;
+        self.0.update(content.len().to_le_bytes());
+        self.0.update(content);
         Ok(())
     }
 
@@ -179,6 +175,11 @@ impl Inputs {
     pub fn key(self) -> String {
         hex(&self.0.finalize())
     }
+}
+
+/// The last part of a path.
+fn name(path: &Path) -> PathBuf {
+    path.file_name().map(PathBuf::from).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -286,11 +287,26 @@ mod tests {
     }
 
     #[test]
+    fn where_files_are_does_not_count() {
+        let key = || {
+            let dir = tempfile::tempdir().unwrap();
+            let folder = dir.path().join("folder/of");
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("a"), "1").unwrap();
+            let mut inputs = Inputs(Sha256::new());
+            inputs.path(&folder.join("a")).unwrap();
+            inputs.path(&dir.path().join("folder")).unwrap();
+            inputs.key()
+        };
+        assert_eq!(key(), key());
+    }
+
+    #[test]
     fn names_and_contents_of_files_count() {
         let dir = tempfile::tempdir().unwrap();
         let key = || {
             let mut inputs = Inputs(Sha256::new());
-            inputs.folder(dir.path()).unwrap();
+            inputs.path(dir.path()).unwrap();
             inputs.key()
         };
         fs::create_dir(dir.path().join("folder")).unwrap();
@@ -304,7 +320,7 @@ mod tests {
         assert_ne!(first, key());
         assert!(
             Inputs(Sha256::new())
-                .file(&dir.path().join("none"))
+                .path(&dir.path().join("none"))
                 .is_err()
         );
     }

@@ -14,22 +14,25 @@ impl Booter<'_> {
     pub fn inputs(&self, inputs: &mut Inputs, kind: Kind) -> Result<()> {
         inputs.text(&format!("{:?}", self.machine));
         inputs.text(&self.qemu_args.join(" "));
-        inputs.text(&self.tools.vng_dir.to_string_lossy());
+        // Its version is in its path, and the cache may be anybody's.
+        let vng_dir = &self.tools.vng_dir;
+        let vng_dir = vng_dir.strip_prefix(&self.paths.cache).unwrap_or(vng_dir);
+        inputs.text(&vng_dir.to_string_lossy());
         match kind {
             Kind::Counting => {
                 if let Some(qemu) = qemu::found(self.qemu) {
-                    inputs.file(&qemu)?;
+                    inputs.path(&qemu)?;
                 }
             }
             Kind::Parallel => {
-                inputs.file(&qemu::with_vfio_user(self.paths, self.ui, self.qemu)?)?;
+                inputs.path(&qemu::with_vfio_user(self.paths, self.ui, self.qemu)?)?;
                 for device in [Device::ConnectX, Device::Pascal] {
-                    inputs.file(&program(self.paths, device))?;
+                    inputs.path(&program(self.paths, device))?;
                 }
                 // The model of a ConnectX reads them.
-                inputs.folder(&self.paths.tree().join("include/linux/mlx5"))?;
+                inputs.path(&self.paths.tree().join("include/linux/mlx5"))?;
             }
         }
-        inputs.folder(&self.paths.root.join("harness/guest"))
+        inputs.path(&self.paths.root.join("harness/guest"))
     }
 }

@@ -239,6 +239,21 @@ impl Toy {
         }
     }
 
+    /// With all that its commits are booted by.
+    fn that_boots() -> Self {
+        let toy = Self::new();
+        let root = &toy.paths.root;
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let repository = fs::canonicalize(repository).unwrap();
+        fs::create_dir_all(root.join("harness/guest")).unwrap();
+        fs::write(root.join("harness/guest/lib.sh"), "one").unwrap();
+        for part in ["jobs", "judge", "ktap", "machine", "plan"] {
+            let part = format!("harness/{part}");
+            std::os::unix::fs::symlink(repository.join(&part), root.join(&part)).unwrap();
+        }
+        toy
+    }
+
     fn run(&self, only: Option<&str>) -> Vec<StepResult> {
         self.with(|bisect| bisect.run(&Only::new(only).unwrap()).unwrap())
     }
@@ -249,7 +264,7 @@ impl Toy {
         let ui = host::ui::Ui::new(false);
         let tools = setup::Tools {
             bindgen: self.dir.path().join("bindgen"),
-            vng_dir: self.dir.path().join("bin"),
+            vng_dir: self.paths.cache.join("virtme-ng/bin"),
         };
         run(&Bisect {
             paths: &self.paths,
@@ -376,25 +391,29 @@ fn with_force_what_has_passed_is_done_again() {
     assert!(log.exists());
 }
 
+/// What a result of the first patch is good for, with `more` in its configuration.
+fn key(toy: &Toy, more: &str) -> String {
+    let text = format!("fragments = ['toy']\n{more}");
+    let configuration: Configuration = toml::from_str(&text).unwrap();
+    toy.with(|bisect| {
+        let commit = &bisect.commits().unwrap()[1];
+        bisect.recipe(&configuration).unwrap().key(commit)
+    })
+}
+
+#[test]
+fn results_are_good_for_another_checkout() {
+    let [one, other] = [Toy::that_boots(), Toy::that_boots()];
+    for more in ["", "boot = 'switch'"] {
+        assert_eq!(key(&one, more), key(&other, more), "{more}");
+    }
+}
+
 #[test]
 fn what_boots_a_commit_counts_where_it_is_booted() {
-    let toy = Toy::new();
+    let toy = Toy::that_boots();
     let root = &toy.paths.root;
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let repository = fs::canonicalize(repository).unwrap();
-    fs::create_dir_all(root.join("harness/guest")).unwrap();
-    for part in ["jobs", "judge", "ktap", "machine", "plan"] {
-        let part = format!("harness/{part}");
-        std::os::unix::fs::symlink(repository.join(&part), root.join(&part)).unwrap();
-    }
-    let key = |more: &str| {
-        let text = format!("fragments = ['toy']\n{more}");
-        let configuration: Configuration = toml::from_str(&text).unwrap();
-        toy.with(|bisect| {
-            let commit = &bisect.commits().unwrap()[1];
-            bisect.recipe(&configuration).unwrap().key(commit)
-        })
-    };
+    let key = |more: &str| key(&toy, more);
     let [boots, builds] = ["boot = 'switch'", ""].map(key);
     fs::write(root.join("harness/guest/lib.sh"), "new").unwrap();
     assert_ne!(key("boot = 'switch'"), boots);
