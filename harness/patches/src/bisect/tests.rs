@@ -1,7 +1,11 @@
+use std::fs;
+use std::path::Path;
+
+use super::recipe::Configuration;
 use super::*;
 use kernel::tree::{Found, Tree};
 
-fn row(configuration: &str, number: usize, trouble: Option<&str>) -> StepResult {
+pub fn row(configuration: &str, number: usize, trouble: Option<&str>) -> StepResult {
     StepResult {
         configuration: configuration.into(),
         number,
@@ -14,132 +18,8 @@ fn row(configuration: &str, number: usize, trouble: Option<&str>) -> StepResult 
     }
 }
 
-#[test]
-fn the_configurations_of_this_repository() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let topologies = Topologies::read(&root).unwrap();
-    for (name, configuration) in read(&root).unwrap() {
-        for fragment in &configuration.fragments {
-            assert!(
-                !config::fragment(&root, fragment).unwrap().is_empty(),
-                "{name}"
-            );
-        }
-        if let Some(topology) = &configuration.boot {
-            topologies.get(topology).unwrap();
-            assert_eq!(configuration.arch, None, "{name}: only x86-64 is booted");
-            assert_eq!(configuration.targets, None, "{name}: objects do not boot");
-        }
-        if let Some(kernel) = &configuration.targets {
-            let kernels = Kernels::read(&root).unwrap();
-            assert!(kernels.get(kernel).unwrap().is_built_only(), "{name}");
-        }
-    }
-}
-
-#[test]
-fn objects_are_built_once_there_is_something_to_make_them_of() {
-    let tree = tempfile::tempdir().unwrap();
-    let there = |target| has_source(tree.path(), target);
-    fs::create_dir_all(tree.path().join("gpu/kfd")).unwrap();
-    fs::create_dir(tree.path().join("gpu/amd")).unwrap();
-    fs::write(tree.path().join("gpu/kfd/a.c"), "").unwrap();
-    fs::write(tree.path().join("gpu/pool.rs"), "").unwrap();
-    assert!(there("gpu/kfd/") && there("gpu/pool.o"));
-    assert!(there("gpu/amd/../kfd/a.o"));
-    assert!(!there("gpu/window.o") && !there("nic/"));
-}
-
-#[test]
-fn a_warning_that_moves_is_not_new() {
-    let before = warnings("mm/a.c:12:3: warning: unused variable 'x' [-Wunused-variable]\n");
-    let after =
-        warnings("  CC mm/a.o\nmm/a.c:99:7: warning: unused variable 'x' [-Wunused-variable]\n");
-    assert_eq!(before, after);
-    let other = warnings("mm/a.c:99:7: warning: unused variable 'y' [-Wunused-variable]\n");
-    assert_eq!(other.difference(&before).count(), 1);
-}
-
-#[test]
-fn warnings_of_rustc_and_modpost() {
-    let found = warnings(
-        "warning: unused import: `x`\n  --> rust/kernel/mm.rs:3:5\n\
-         warning: 1 warning emitted\n\
-         make[2]: warning: jobserver unavailable\n\
-         WARNING: modpost: missing MODULE_DESCRIPTION() in lib/a.o\n",
-    );
-    let found: Vec<_> = found.into_iter().collect();
-    assert_eq!(
-        found,
-        [
-            "WARNING: modpost: missing MODULE_DESCRIPTION() in lib/a.o",
-            "rust/kernel/mm.rs: warning: unused import: `x`",
-        ]
-    );
-}
-
-#[test]
-fn results_are_kept_for_what_they_are_of() {
-    let dir = tempfile::tempdir().unwrap();
-    let paths = paths(dir.path());
-    let mut rows = StepResults::read(&paths, "");
-    rows.put(row("i386", 2, None)).unwrap();
-    rows.put(row("i386", 1, Some("error: no"))).unwrap();
-    let mut rows = StepResults::read(&paths, "");
-    assert!(rows.passed("i386", 2, "k"));
-    assert!(!rows.passed("i386", 2, "another tree"));
-    assert!(!rows.passed("i386", 1, "k"), "what failed is done again");
-    assert!(!rows.passed("arm64", 2, "k"));
-    rows.put(row("i386", 1, None)).unwrap();
-    assert_eq!(rows.all.len(), 2);
-    assert!(rows.all.iter().all(StepResult::passed));
-    // A topic alone is another series: its patches have numbers of their own.
-    assert!(StepResults::read(&paths, "1-mm").all.is_empty());
-
-    // A clone goes on from what Documentation shows.
-    let shown = paths.root.join("Documentation");
-    fs::create_dir(&shown).unwrap();
-    fs::rename(
-        paths.results().join("bisect.json"),
-        shown.join("bisect.json"),
-    )
-    .unwrap();
-    let mut rows = StepResults::read(&paths, "");
-    assert!(rows.passed("i386", 2, "k"));
-    rows.put(row("i386", 2, Some("error: no"))).unwrap();
-    assert!(!StepResults::read(&paths, "").passed("i386", 2, "k"));
-}
-
-#[test]
-fn the_table_and_what_failed() {
-    let rows = [
-        row("arm64", 1, None),
-        row("i386", 1, Some("error: no")),
-        row("i386", 2, None),
-    ];
-    let table = table(&rows);
-    let lines: Vec<_> = table.lines().collect();
-    assert!(
-        lines[0].contains("arm64") && lines[0].contains("i386"),
-        "{table}"
-    );
-    assert!(
-        lines[2].contains("builds") && lines[2].contains("FAILS"),
-        "{table}"
-    );
-    assert!(lines[3].contains(" - "), "{table}");
-    let failures = |scope| failures(&rows, scope, |row| format!("L/{}", row.number));
-    assert!(failures("1-mm").contains("make bisect ONLY=1-mm,i386/1"));
-    let told = failures("");
-    assert!(
-        told.contains("error: no") && told.contains("make bisect ONLY=i386/1"),
-        "{told}"
-    );
-    assert!(told.contains("    log: L/1\n"), "{told}");
-}
-
 /// Paths of a repository in that directory.
-fn paths(root: &Path) -> Paths {
+pub fn paths(root: &Path) -> Paths {
     Paths {
         root: root.join("repo"),
         work: root.join("repo/build"),

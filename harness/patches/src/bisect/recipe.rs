@@ -1,0 +1,114 @@
+//! The configurations of qemu/bisect.toml, and what a result depends on.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+use serde::Deserialize;
+
+use super::{Bisect, Commit};
+use host::paths::digest;
+use kernel::config;
+use plan::kernels::Kernels;
+use plan::topology::Kind;
+use results::cache::Inputs;
+use setup::search_path;
+
+/// A configuration of qemu/bisect.toml.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Configuration {
+    fragments: Vec<String>,
+    pub arch: Option<String>,
+    #[serde(default)]
+    pub llvm: bool,
+    pub boot: Option<String>,
+    /// A kernel of qemu/kernels.toml, whose targets are built.
+    targets: Option<String>,
+}
+
+/// All configurations, by their names.
+pub fn read(root: &Path) -> Result<BTreeMap<String, Configuration>> {
+    host::settings::read(&root.join("qemu/bisect.toml"))
+}
+
+/// All that a result depends on besides the tree.
+pub struct Recipe<'a> {
+    pub configuration: &'a Configuration,
+    /// All its options.
+    pub wanted: config::Options,
+    /// What is built instead of a kernel; nothing if one is.
+    pub objects: Vec<String>,
+    /// By what it is built and booted.
+    means: String,
+}
+
+impl Recipe<'_> {
+    /// What a result is good for.
+    pub fn key(&self, commit: &Commit) -> String {
+        let Self {
+            configuration,
+            wanted,
+            objects,
+            means,
+        } = self;
+        let what = format!("{configuration:?}\n{wanted:?}\n{objects:?}");
+        digest(format!("{}\n{what}\n{means}", commit.tree).as_bytes())
+    }
+}
+
+impl Bisect<'_> {
+    /// What a configuration is, with all that it names.
+    pub(super) fn recipe<'b>(&'b self, configuration: &'b Configuration) -> Result<Recipe<'b>> {
+        let root = &self.paths.root;
+        let objects = match &configuration.targets {
+            Some(kernel) => Kernels::read(root)?.get(kernel)?.targets.clone(),
+            None => Vec::new(),
+        };
+        let compiler = self.builder.compiler;
+        let path = search_path(self.builder.tools)?;
+        let machine = configuration.boot.as_deref().map(|topology| {
+            let mut inputs = Inputs::of_running(root)?;
+            inputs.text(&format!("{:?}", self.topologies.get(topology)?));
+            self.booter.inputs(&mut inputs, Kind::Counting)?;
+            anyhow::Ok(inputs.key())
+        });
+        let machine = machine.transpose()?.unwrap_or_default();
+        let versions = compiler.versions(configuration.llvm, &path);
+        Ok(Recipe {
+            configuration,
+            wanted: config::wanted(root, &configuration.fragments)?,
+            objects,
+            means: format!("{compiler:?}\n{versions}\n{machine}"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plan::topology::Topologies;
+
+    #[test]
+    fn the_configurations_of_this_repository() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        for (name, configuration) in read(&root).unwrap() {
+            for fragment in &configuration.fragments {
+                assert!(
+                    !config::fragment(&root, fragment).unwrap().is_empty(),
+                    "{name}"
+                );
+            }
+            if let Some(topology) = &configuration.boot {
+                topologies.get(topology).unwrap();
+                assert_eq!(configuration.arch, None, "{name}: only x86-64 is booted");
+                assert_eq!(configuration.targets, None, "{name}: objects do not boot");
+            }
+            if let Some(kernel) = &configuration.targets {
+                let kernels = Kernels::read(&root).unwrap();
+                assert!(kernels.get(kernel).unwrap().is_built_only(), "{name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Walks a configuration through the commits: builds each one, and boots it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::recipe::Recipe;
+use super::store::StepResults;
+use super::warnings::warnings;
+use super::{Bisect, Commit, StepResult};
+use host::git::ask;
+use host::proc::{self, interrupted, shown, tail};
+use kernel::Built;
+use kernel::build::Make;
+use kernel::config;
+use machine::logscan;
+use machine::vm::Boot;
+use plan::topology::{Kind, Models};
+
+/// Beginnings of what no kernel is made of, other than sources and options.
+const NOT_READ: [&str; 3] = ["Documentation/", "MAINTAINERS", "tools/testing/"];
+
+/// Ends of what is read only if Kbuild says so. Other files say what is built.
+const SOURCES: [&str; 3] = [".c", ".h", ".rs"];
+
+/// A configuration on its way through the commits.
+pub struct Walker<'a> {
+    pub bisect: &'a Bisect<'a>,
+    /// The configuration's name.
+    pub name: &'a str,
+    pub recipe: &'a Recipe<'a>,
+    /// Where it is built.
+    pub output: &'a Path,
+}
+
+impl Walker<'_> {
+    /// Builds and boots those of the picked commits that have not passed yet.
+    pub fn walk(&self, base: &Commit, picked: &[&Commit], rows: &mut StepResults) -> Result<()> {
+        let Self {
+            bisect,
+            name,
+            recipe,
+            ..
+        } = *self;
+        let todo = picked.iter().filter(|commit| {
+            bisect.force || !rows.passed(name, commit.number, &recipe.key(commit))
+        });
+        let todo: Vec<_> = todo.collect();
+        if todo.is_empty() {
+            return Ok(());
+        }
+        let known = self.base_warnings(base, &recipe.key(base))?;
+        // What is in the output directory, and is as it should be.
+        let mut built: Option<&Commit> = None;
+        for commit in todo {
+            let start = Instant::now();
+            let mut row = StepResult {
+                configuration: name.to_owned(),
+                number: commit.number,
+                subject: commit.subject.clone(),
+                key: recipe.key(commit),
+                booted: None,
+                as_before: false,
+                trouble: None,
+                seconds: 0,
+            };
+            if let Some(before) = built.filter(|before| before.number + 1 == commit.number)
+                && !self.reads_what_changes(before, commit)?
+            {
+                row.as_before = true;
+                row.booted = rows.booted(name, before.number);
+            } else {
+                self.step(commit, &known, &mut row)?;
+            }
+            built = row.passed().then_some(*commit);
+            row.seconds = start.elapsed().as_secs();
+            bisect.builder.ui.say(format!(
+                "bisect: {name}/{}: {} ({} s)",
+                commit.number,
+                row.word(),
+                row.seconds
+            ));
+            rows.put(row)?;
+            self.begun().remove()?;
+        }
+        Ok(())
+    }
+
+    fn begun(&self) -> Mark {
+        Mark(self.output.join("p2p-begun"))
+    }
+
+    /// Warnings of the base, which is built first, and anew if it is another.
+    fn base_warnings(&self, base: &Commit, key: &str) -> Result<BTreeSet<String>> {
+        let file = self.output.join("p2p-base.json");
+        let kept = fs::read_to_string(&file).ok();
+        let kept = kept.and_then(|text| serde_json::from_str::<(String, _)>(&text).ok());
+        if let Some((of, warnings)) = kept
+            && of == key
+        {
+            return Ok(warnings);
+        }
+        if self.output.exists() {
+            fs::remove_dir_all(self.output)?;
+        }
+        let warnings = self
+            .build(base)
+            .with_context(|| format!("bisect: {}, the base alone", self.name))?;
+        fs::write(file, serde_json::to_string(&(key, &warnings))?)?;
+        self.begun().remove()?;
+        Ok(warnings)
+    }
+
+    /// Whether the build of a commit has read anything that the next one changes.
+    fn reads_what_changes(&self, before: &Commit, next: &Commit) -> Result<bool> {
+        let tree = &self.bisect.builder.tree.dir;
+        let diff = [
+            "diff",
+            "--no-renames",
+            "--name-status",
+            &before.id,
+            &next.id,
+        ];
+        let diff = ask(tree, &diff)?;
+        let mut sources = Vec::new();
+        for (how, file) in diff.lines().filter_map(|line| line.split_once('\t')) {
+            let is_source = SOURCES.iter().any(|end| file.ends_with(end));
+            let is_built_from = is_source || file.contains("/Kconfig");
+            if !is_built_from && NOT_READ.iter().any(|start| file.starts_with(start)) {
+                continue;
+            }
+            if how != "M" || !is_source {
+                return Ok(true);
+            }
+            // By its name alone: a way to it may have `..` in it.
+            let name = file.rsplit('/').next().unwrap_or(file);
+            sources.push(format!("/{name}"));
+        }
+        if sources.is_empty() {
+            return Ok(false);
+        }
+        // Kbuild notes all that an object is made of beside it.
+        let mut grep = Command::new("grep");
+        grep.args(["-rqF", "--include=.*.cmd"]);
+        for source in sources {
+            grep.args(["-e", &source]);
+        }
+        let (status, _, err) = proc::output(grep.arg(self.output))?;
+        match status.code() {
+            Some(0) => Ok(true),
+            Some(1) => Ok(false),
+            _ => anyhow::bail!("{}: {}", shown(&grep), tail(&err, 5)),
+        }
+    }
+
+    fn step(&self, commit: &Commit, known: &BTreeSet<String>, row: &mut StepResult) -> Result<()> {
+        let warnings = match self.build(commit) {
+            Err(error) if interrupted() => return Err(error),
+            Err(error) => {
+                row.trouble = Some(format!("{error:#}"));
+                return Ok(());
+            }
+            Ok(warnings) => warnings,
+        };
+        let new: Vec<_> = warnings.difference(known).cloned().collect();
+        if !new.is_empty() {
+            row.trouble = Some(format!("new warnings:\n{}", new.join("\n")));
+            return Ok(());
+        }
+        if let Some(topology) = &self.recipe.configuration.boot {
+            row.trouble = self.boot(commit, topology)?;
+            row.booted = Some(row.trouble.is_none());
+        }
+        Ok(())
+    }
+
+    /// Builds a commit; gives what was warned of on the way.
+    fn build(&self, commit: &Commit) -> Result<BTreeSet<String>> {
+        let Bisect { paths, builder, .. } = self.bisect;
+        let ui = builder.ui;
+        let step = ui.step(format!("bisect: {}/{}", self.name, commit.number));
+        let tree = builder.tree;
+        let what = "tree: a second one, for bisect";
+        let source = tree.worktree(paths, ui, "bisect/linux", &commit.id, what)?;
+        fs::create_dir_all(self.output)?;
+        let name = format!("bisect-{}", self.name);
+        let make = Make {
+            builder,
+            name: &name,
+            source: &source,
+            output: self.output,
+            arch: self.recipe.configuration.arch.as_deref(),
+            llvm: self.recipe.configuration.llvm,
+        };
+        // What was built before an interruption warned then.
+        let begun = self.begun();
+        let mut found = BTreeSet::new();
+        if begun.is_set() {
+            found = warnings(&fs::read_to_string(make.log()).unwrap_or_default());
+        }
+        begun.set()?;
+
+        let wanted = config::defined(&tree.dir, &commit.id, &self.recipe.wanted)?;
+        let text = config::text(&wanted);
+        let mut log = make.log().into_os_string();
+        let refused = make.configure(&text, &wanted, &step)?;
+        if !refused.is_empty() {
+            anyhow::bail!("Kconfig refuses {}", refused.join(", "));
+        }
+        let jobs = format!("-j{}", builder.jobs);
+        let targets = self.targets(&source);
+        let mut arguments = vec![jobs.as_str()];
+        arguments.extend(targets.iter().map(String::as_str));
+        let built = make.run(&arguments, &step);
+        found.extend(warnings(&fs::read_to_string(make.log())?));
+        // A log of its own for each step, to look at later.
+        log.push(format!(".{}", commit.number));
+        fs::copy(make.log(), log)?;
+        built?;
+        Ok(found)
+    }
+
+    /// What the kernel's make is asked for.
+    fn targets(&self, source: &Path) -> Vec<String> {
+        let image = match (
+            self.recipe.objects.as_slice(),
+            &self.recipe.configuration.boot,
+        ) {
+            ([], Some(_)) => "bzImage",
+            ([], None) => "vmlinux",
+            (objects, _) => {
+                // Some come with a later patch.
+                let there = objects.iter().filter(|object| has_source(source, object));
+                return there.cloned().collect();
+            }
+        };
+        vec![image.to_owned(), "modules".to_owned()]
+    }
+
+    /// Boots what was built; gives what went wrong.
+    fn boot(&self, commit: &Commit, topology: &str) -> Result<Option<String>> {
+        let booter = self.bisect.booter;
+        let name = format!("bisect/{}/{}", self.name, commit.number);
+        let step = booter.ui.step(format!("run: {name}"));
+        let ran = booter.boot(
+            &Boot {
+                name: &name,
+                kernel: &Built {
+                    dir: self.output.to_owned(),
+                },
+                topology: self.bisect.topologies.get(topology)?,
+                kind: Kind::Counting,
+                models: Models::default(),
+                append: &[],
+                icount: None,
+                coverage: false,
+                job: "uname -a >\"$out/uname\"\n".to_owned(),
+                limit: Duration::from_secs(180),
+            },
+            &step,
+        )?;
+        let reports = logscan::reports(&ran.console);
+        Ok(ran.trouble().or_else(|| reports.into_iter().next()))
+    }
+}
+
+/// A file that is there while a step is not done.
+struct Mark(PathBuf);
+
+impl Mark {
+    fn is_set(&self) -> bool {
+        self.0.is_file()
+    }
+
+    fn set(&self) -> Result<()> {
+        Ok(fs::write(&self.0, "")?)
+    }
+
+    fn remove(&self) -> Result<()> {
+        match fs::remove_file(&self.0) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether a tree has what an object is made of, or a folder.
+fn has_source(tree: &Path, target: &str) -> bool {
+    match target.strip_suffix(".o") {
+        Some(object) => ["c", "rs"]
+            .iter()
+            .any(|end| tree.join(format!("{object}.{end}")).is_file()),
+        None => tree.join(target).is_dir(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_built_once_there_is_something_to_make_them_of() {
+        let tree = tempfile::tempdir().unwrap();
+        let there = |target| has_source(tree.path(), target);
+        fs::create_dir_all(tree.path().join("gpu/kfd")).unwrap();
+        fs::create_dir(tree.path().join("gpu/amd")).unwrap();
+        fs::write(tree.path().join("gpu/kfd/a.c"), "").unwrap();
+        fs::write(tree.path().join("gpu/pool.rs"), "").unwrap();
+        assert!(there("gpu/kfd/") && there("gpu/pool.o"));
+        assert!(there("gpu/amd/../kfd/a.o"));
+        assert!(!there("gpu/window.o") && !there("nic/"));
+    }
+}
