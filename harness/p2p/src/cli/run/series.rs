@@ -1,0 +1,224 @@
+//! Commands that look at each patch: export and drift, check, bisect, mutants, coverage.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use ktap::Status;
+
+use super::Run;
+use super::finish::verdict;
+use crate::cli::{about, selfcheck};
+use host::status::Verdict;
+use kernel::series::Series;
+use kernel::tree;
+use patches::bisect::{self, Bisect};
+use patches::check::{self, Checker};
+use patches::coverage::Coverage;
+use patches::mutants::Mutants;
+use patches::{export, recorded};
+use plan::filter::Only;
+use plan::topology::Topologies;
+use results::report::Report;
+
+/// Checks that look at this repository.
+const OF_REPOSITORY: [&str; 3] = ["style", "drift", recorded::NAME];
+
+/// Checks that do not look at a topic by itself.
+const NOT_OF_TOPICS: [&str; 4] = ["style", "drift", recorded::NAME, check::TREES];
+
+impl Run<'_> {
+    pub fn export(&self) -> Result<()> {
+        let tree = tree::open(self.paths)?;
+        let series = Series::read(&self.paths.root)?;
+        if !tree.found.patches.is_empty() {
+            bail!(
+                "the tree has these patches already, and no commits of them to write: {}.\n\
+                 `make export` works in a tree with the whole series, or with nothing of it.",
+                series.shortened(&tree.found.patches)
+            );
+        }
+        let changes = export::write(&self.paths.root, &tree, &series)?;
+        tree.remember(&Series::read(&self.paths.root)?)?;
+        for change in &changes {
+            self.ui.say(format!("wrote   {change}"));
+        }
+        if changes.is_empty() {
+            self.ui.say("nothing to export: all of it is there");
+        }
+        Ok(())
+    }
+
+    pub fn drift(&self) -> Result<Verdict> {
+        let outcome = selfcheck::drift(self.paths, &tree::ensure(self.paths, self.ui)?)?;
+        match outcome.status {
+            Status::Passed => self
+                .ui
+                .say("patches/, the tree and the mirrors are the same"),
+            Status::Skipped => self.ui.say(format!("not compared: {}", outcome.reason)),
+            Status::Failed => {
+                println!("{}", outcome.reason);
+                return Ok(Verdict::Failed);
+            }
+        }
+        Ok(Verdict::Passed)
+    }
+
+    pub fn check(&self, only: &Only) -> Result<Verdict> {
+        let series = Series::read(&self.paths.root)?;
+        let folders = series.settings.folders();
+        let names = check::QUICK.iter().chain(&check::BUILDING);
+        let names = OF_REPOSITORY.iter().chain(names).chain([&check::TREES]);
+        let names = Vec::from_iter(names.copied());
+        only.check(&[names.as_slice(), &folders].concat())?;
+        let (topics, only) = only.split(&folders)?;
+        if !topics.is_empty() {
+            of_topics(&names, &only)?;
+        }
+        let start = Instant::now();
+        let (tools, tree) = self.tools_and_tree()?;
+        let mut report = Report {
+            of: about::facts(&tree)?,
+            ..Report::default()
+        };
+        let mut look = |tree: &tree::Tree, series: Series, left_out: &[&str]| {
+            let builder = self.builder(&tools, tree, &self.compiler);
+            let checker = Checker::new(self.paths, tree, series, self.force)?;
+            let picked = names.iter().filter(|name| only.picks(name));
+            for name in picked.filter(|name| !left_out.contains(name)) {
+                let start = Instant::now();
+                report.outcomes.extend(if check::QUICK.contains(name) {
+                    checker.quick(self.ui, name)?.0
+                } else if check::BUILDING.contains(name) {
+                    checker.building(&builder, name)?
+                } else if **name == *check::TREES {
+                    checker.trees(self.ui)?
+                } else {
+                    selfcheck::run(name, self.paths, self.ui, tree)?
+                });
+                // Of several topics together.
+                let taken = report.seconds.entry((*name).to_owned()).or_default();
+                *taken += start.elapsed().as_secs_f64();
+            }
+            anyhow::Ok(())
+        };
+        let picked = series.settings.picked(&topics);
+        for topic in &picked {
+            let alone = tree.topic(&series, topic, self.ui)?;
+            let what = "tree: one for single topics";
+            let alone = alone.aside(self.paths, self.ui, "topic/linux", what)?;
+            look(&alone, series.part(&[topic]), &NOT_OF_TOPICS)?;
+        }
+        if picked.is_empty() {
+            look(&tree, series, &[])?;
+        }
+        let dir = self.paths.results().join("check");
+        self.tell(&mut report, &dir, start, |outcome| {
+            let words = topics.iter().chain([&outcome.suite]);
+            format!(
+                "make check ONLY={}",
+                Vec::from_iter(words.cloned()).join(",")
+            )
+        })?;
+        println!("{}", report.closing_line());
+        Ok(verdict(&report))
+    }
+
+    pub fn bisect(&self, only: &Only) -> Result<Verdict> {
+        let topologies = Topologies::read(&self.paths.root)?;
+        let series = Series::read(&self.paths.root)?;
+        let (topics, only) = only.split(&series.settings.folders())?;
+        let (tools, tree) = self.tools_and_tree()?;
+        let mut passed = true;
+        let mut walk = |tree: &tree::Tree, scope: &str| {
+            let bisect = Bisect {
+                paths: self.paths,
+                builder: &self.builder(&tools, tree, &self.compiler),
+                booter: &self.booter(&tools, &topologies),
+                topologies: &topologies,
+                scope,
+                force: self.force,
+            };
+            let rows = bisect.run(&only)?;
+            let failures = bisect.failures(&rows);
+            println!("\n{}{failures}", bisect::table(&rows));
+            println!("table: {}", self.paths.short(&bisect.table_file()));
+            passed &= rows.iter().all(bisect::StepResult::passed);
+            anyhow::Ok(())
+        };
+        let picked = series.settings.picked(&topics);
+        for topic in &picked {
+            walk(&tree.topic(&series, topic, self.ui)?, &topic.folder)?;
+        }
+        if picked.is_empty() {
+            walk(&tree, "")?;
+        }
+        Ok(if passed {
+            Verdict::Passed
+        } else {
+            Verdict::Failed
+        })
+    }
+
+    pub fn mutants(&self, only: &Only) -> Result<Verdict> {
+        let topologies = Topologies::read(&self.paths.root)?;
+        let (tools, tree) = self.tools_and_tree()?;
+        Mutants {
+            builder: &self.builder(&tools, &tree, &self.compiler),
+            booter: &self.booter(&tools, &topologies),
+            force: self.force,
+        }
+        .run(only, &topologies)
+    }
+
+    pub fn coverage(&self) -> Result<Verdict> {
+        let topologies = Topologies::read(&self.paths.root)?;
+        let (tools, tree) = self.tools_and_tree()?;
+        Coverage {
+            builder: &self.builder(&tools, &tree, &self.compiler),
+            booter: &self.booter(&tools, &topologies),
+        }
+        .run(&topologies)
+    }
+}
+
+/// An error if none of these checks looks at a topic.
+fn of_topics(names: &[&str], only: &Only) -> Result<()> {
+    let mut looks = names.iter().filter(|name| !NOT_OF_TOPICS.contains(name));
+    if !looks.any(|name| only.picks(name)) {
+        only.nothing("these checks are of all topics together")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::status::Usage;
+
+    #[test]
+    fn a_topic_wants_a_check_that_looks_at_it() {
+        let names = ["style", "drift", "am", "docs"];
+        let looks = |text| {
+            let (topics, only) = Only::new(Some(text)).unwrap().split(&["07-rdma"]).unwrap();
+            assert_eq!(topics, ["07-rdma"]);
+            of_topics(&names, &only)
+        };
+        for text in [
+            "07-rdma",
+            "07-rdma,am",
+            "07-rdma,drift,docs",
+            "07-rdma,!drift",
+        ] {
+            looks(text).unwrap();
+        }
+        for text in ["07-rdma,drift", "07-rdma,!am,!docs"] {
+            let error = looks(text).unwrap_err();
+            assert!(error.downcast_ref::<Usage>().is_some(), "{text}");
+            assert!(
+                error
+                    .to_string()
+                    .starts_with(&format!("ONLY={text} picks nothing"))
+            );
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! How a command begins: tools and tree, and what builds and boots with them.
+
+use std::thread;
+
+use anyhow::Result;
+
+use super::Run;
+use host::proc;
+use kernel::build::Builder;
+use kernel::compiler::Compiler;
+use kernel::tree;
+use machine::vm::Booter;
+use plan::filter::Only;
+use plan::job::{Job, Plan};
+use plan::kernels::Kernels;
+use plan::topology::Topologies;
+
+/// Why an `ONLY=` with wildcards picks none of them.
+pub const ON_DEMAND: &str = "kernels that are built on demand want their whole names";
+
+impl Run<'_> {
+    pub fn setup(&self) -> Result<()> {
+        let (paths, ui) = (self.paths, self.ui);
+        setup::tools(paths, ui)?;
+        if paths.kdir.is_none() {
+            setup::source::base(paths, ui)?;
+        }
+        setup::rdma_core::tests(paths, ui)?;
+        let topologies = Topologies::read(&paths.root)?;
+        self.qemu_for(&Plan::read(&paths.root)?.jobs(&topologies)?)?;
+        ui.say("set up");
+        Ok(())
+    }
+
+    pub fn tree(&self) -> Result<()> {
+        let tree = tree::ensure(self.paths, self.ui)?;
+        self.ui
+            .say(format!("{}: {}", self.paths.short(&tree.dir), tree.source));
+        Ok(())
+    }
+
+    pub fn build_picked(&self, only: &Only) -> Result<()> {
+        let kernels = Kernels::read(&self.paths.root)?;
+        only.check(&kernels.names())?;
+        let picked = kernels.picked(only);
+        if picked.is_empty() {
+            only.nothing(ON_DEMAND)?;
+        }
+        self.build(&kernels, &picked)?;
+        Ok(())
+    }
+
+    pub fn build(&self, kernels: &Kernels, names: &[&str]) -> Result<setup::Tools> {
+        let (tools, tree) = self.tools_and_tree()?;
+        self.builder(&tools, &tree, &self.compiler)
+            .all(kernels, names)?;
+        Ok(tools)
+    }
+
+    pub fn tools_and_tree(&self) -> Result<(setup::Tools, tree::Tree)> {
+        self.tools_and(|_| Ok(()))
+    }
+
+    /// The tools are compiled while the tree is downloaded, unpacked and looked at.
+    pub fn tools_and(
+        &self,
+        look: impl FnOnce(&tree::Tree) -> Result<()>,
+    ) -> Result<(setup::Tools, tree::Tree)> {
+        thread::scope(|scope| {
+            let tools = scope.spawn(|| setup::tools(self.paths, self.ui));
+            let tree = tree::ensure(self.paths, self.ui).and_then(|tree| {
+                look(&tree)?;
+                Ok(tree)
+            });
+            Ok((tools.join().expect("it does not panic")?, tree?))
+        })
+    }
+
+    pub fn builder<'b>(
+        &'b self,
+        tools: &'b setup::Tools,
+        tree: &'b tree::Tree,
+        compiler: &'b Compiler,
+    ) -> Builder<'b> {
+        Builder {
+            paths: self.paths,
+            ui: self.ui,
+            tools,
+            tree,
+            compiler,
+            jobs: self.jobs(),
+        }
+    }
+
+    pub fn jobs(&self) -> usize {
+        self.options.jobs.unwrap_or_else(proc::processors)
+    }
+
+    pub fn booter<'b>(&'b self, tools: &'b setup::Tools, topologies: &'b Topologies) -> Booter<'b> {
+        Booter {
+            paths: self.paths,
+            ui: self.ui,
+            tools,
+            qemu: self.qemu.as_deref(),
+            qemu_args: &self.qemu_args,
+            machine: &topologies.machine,
+        }
+    }
+
+    /// Before jobs run side by side, of which each would get it.
+    pub fn qemu_for<'j>(&self, jobs: impl IntoIterator<Item = &'j Job<'j>>) -> Result<()> {
+        if jobs.into_iter().any(Job::is_parallel) {
+            setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu.as_deref())?;
+        }
+        Ok(())
+    }
+}
