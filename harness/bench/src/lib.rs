@@ -5,6 +5,8 @@
 //! count. So a figure is the same on every machine and every time, which is one
 //! of the things that are checked.
 
+#![warn(unused_crate_dependencies)]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;

@@ -6,6 +6,8 @@
 //! commands, queues, keys and page faults) → [`caps`] → [`umr`] → [`qp`], [`transfer`] →
 //! [`witness`] (what the judge reads).
 
+#![warn(unused_crate_dependencies)]
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;

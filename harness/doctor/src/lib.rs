@@ -6,6 +6,9 @@
 //! goes through the pairs and makes a [`report`], which is `--json`; [`text`] is the same for
 //! people.
 
+// Not of unit tests: those in tests/ use more.
+#![cfg_attr(not(test), warn(unused_crate_dependencies))]
+
 pub mod address;
 pub mod capture;
 pub mod cli;

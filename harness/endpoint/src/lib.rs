@@ -6,6 +6,8 @@
 //! [`irq`] its interrupts, [`proxy`] the way to ask QEMU, [`log`] what it
 //! writes down.
 
+#![warn(unused_crate_dependencies)]
+
 pub mod config;
 pub mod irq;
 pub mod log;

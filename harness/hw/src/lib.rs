@@ -5,6 +5,8 @@
 //! Nothing of the host is changed but the policy knob, which is put back, and that
 //! test_hmm is loaded while its tests run.
 
+#![warn(unused_crate_dependencies)]
+
 use std::fs;
 use std::path::Path;
 

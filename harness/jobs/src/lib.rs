@@ -1,5 +1,7 @@
 //! Runs jobs of the plan in machines, and judges what came of them.
 
+#![warn(unused_crate_dependencies)]
+
 mod claims;
 pub mod demo;
 mod inputs;

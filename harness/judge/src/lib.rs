@@ -5,6 +5,8 @@
 //! [`Judge`] answers, [`serve`] carries lines. The judge sees no guest memory
 //! and trusts nothing that the guest says of it: only the file counts.
 
+#![warn(unused_crate_dependencies)]
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};

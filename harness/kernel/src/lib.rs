@@ -1,5 +1,7 @@
 //! How a kernel comes to be: the git tree with the series, the configuration, the build.
 
+#![warn(unused_crate_dependencies)]
+
 use std::path::PathBuf;
 
 use host::paths::Paths;

@@ -8,6 +8,8 @@
 //! A report can be cut off by a crash. What was planned and has no result is a
 //! failure here, never silence.
 
+#![warn(unused_crate_dependencies)]
+
 use serde::{Deserialize, Serialize};
 
 /// How a case ended; written as `passed`, `failed`, `skipped`.

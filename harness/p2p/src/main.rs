@@ -4,6 +4,8 @@
 //! The crates beside this one are the phases of a run; README.md names them in order. Here
 //! are the commands ([`cli`]), made of what those crates can do.
 
+#![warn(unused_crate_dependencies)]
+
 use std::process::ExitCode;
 
 mod cli;

@@ -4,6 +4,9 @@
 //! The page is of the data that the tool writes as JSON, of `qemu/topologies`, and of the
 //! results that are recorded beside it or in `Documentation/`. It judges nothing.
 
+// Not of unit tests: those in tests/ use more.
+#![cfg_attr(not(test), warn(unused_crate_dependencies))]
+
 use std::fs;
 use std::path::Path;
 

@@ -6,6 +6,11 @@
 //! [`runlist`], [`commands`] (what they are to do), [`copy`] (the copy engine), [`inject`] (what it
 //! does wrong) → [`home`], [`witness`] (what the judge reads).
 
+#![warn(unused_crate_dependencies)]
+
+// The program's.
+use clap as _;
+
 pub mod channel;
 pub mod commands;
 pub mod copy;

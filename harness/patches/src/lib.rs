@@ -1,6 +1,8 @@
 //! Tools for the patches of the series: checks, builds and boots after each patch,
 //! mutants, coverage, and the export to patches/.
 
+#![warn(unused_crate_dependencies)]
+
 pub mod bisect;
 pub mod check;
 pub mod coverage;

@@ -2,6 +2,8 @@
 //! bindgen, virtme-ng, the base kernel's source, a recent QEMU, and rdma-core's own
 //! tests. All of it goes to the cache, once.
 
+#![warn(unused_crate_dependencies)]
+
 use std::env;
 use std::ffi::OsString;
 use std::fs;
