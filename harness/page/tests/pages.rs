@@ -169,7 +169,8 @@ fn marks(html: &str) -> [usize; 3] {
 proptest! {
     #[test]
     fn no_text_becomes_a_tag(text in "([<>&\"'/=a-z -]|\\PC|\\p{Cc}){1,40}") {
-        prop_assume!(text != "x");
+        // "x" is a suite of its own here, and a cell that has "-" for a reason gets a class.
+        prop_assume!(text != "x" && text != "-");
         let plain = common::render(&of("y"));
         prop_assert_eq!(marks(&common::render(&of(&text))), marks(&plain), "{:?}", text);
     }
