@@ -106,7 +106,7 @@ enum Command {
     Test(test::Options),
     /// Plant defects; ends with a table of which test noticed which.
     Mutants(Part),
-    /// Tell which lines of C that the series adds no test reaches, and why.
+    /// Tell which lines of C and Rust that the series adds no test reaches, and why.
     Coverage,
     /// Count instructions, and judge what they come to.
     Bench(Part),
