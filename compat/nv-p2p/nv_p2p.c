@@ -18,8 +18,8 @@
  * the client, and IN while it is in progress.
  *
  * Locks. The callback runs with the lock of a registration held, and takes
- * locks of the client. The client calls us with them held. So a function that
- * the client may call then takes the lock of a registration only when it has
+ * locks of the client. The client calls us with them held, but for getting pages
+ * and mapping them. So a function that the client may call then takes the lock of a registration only when it has
  * changed that from LIVE to DEAD, and thus knows that no callback runs under
  * this lock, nor will. To destroy a registration waits for invalidations of all
  * of the process, and thus for callbacks of others; a work item does that. Only
@@ -78,6 +78,7 @@ struct table {
 	struct mm_struct *mm;		/* to compare; grabbed */
 	unsigned long start, len;
 	struct pci_dev *gpu;
+	bool unbound;			/* the GPU's driver; under lists */
 	struct part part;
 	void (*callback)(void *data);
 	void *data;
@@ -211,6 +212,9 @@ static bool all_large(const struct hmm_registration_page *pages,
 		const struct hmm_registration_page *first =
 			&pages[i - i % SMALL];
 
+		/* A device may know them by their number. */
+		if (!IS_ALIGNED(dma ? first->addr : first->phys, GPU_PAGE))
+			return false;
 		if (dma ? pages[i].addr != first->addr + step :
 			  pages[i].phys != first->phys + step)
 			return false;
@@ -229,6 +233,19 @@ static bool is_in_bar(struct pci_dev *pdev, phys_addr_t phys)
 			return true;
 	}
 	return false;
+}
+
+static bool all_in_bar(struct pci_dev *pdev,
+		       const struct hmm_registration_page *pages,
+		       unsigned long nr)
+{
+	unsigned long i;
+
+	for (i = 0; i < nr; i++) {
+		if (!is_in_bar(pdev, pages[i].phys))
+			return false;
+	}
+	return true;
 }
 
 struct dead {
@@ -297,15 +314,17 @@ static int find_gpu(struct table *table, struct hmm_registration_page *pages)
 		ret = -EOPNOTSUPP;
 		if (device_is_bound(&pdev->dev))
 			ret = part_register(&table->part, &pdev->dev, pages);
-		if (!ret && !is_in_bar(pdev, pages[0].phys)) {
-			/* Of a neighbour that this one reaches, too. */
+		if (!ret && !all_in_bar(pdev, pages, table->len >> PAGE_SHIFT)) {
+			/* Of a neighbour that this one reaches, or of both. */
 			reg_end(table->part.reg);
-			ret = -EOPNOTSUPP;
+			ret = is_in_bar(pdev, pages[0].phys) ? -EINVAL :
+							       -EOPNOTSUPP;
 		}
 		device_unlock(&pdev->dev);
 		if (!ret)
 			table->gpu = pdev;	/* and its reference */
-		if (ret != -EOPNOTSUPP)
+		/* -EIO: it cannot map what another one may have. */
+		if (ret != -EOPNOTSUPP && ret != -EIO)
 			break;
 	}
 	if (ret)
@@ -520,6 +539,7 @@ static int mapping_new(struct table *table, struct pci_dev *peer,
 	struct hmm_registration_page *pages;
 	struct mapping *mapping;
 	int ret = -ENOMEM;
+	bool live;
 
 	/* The addresses are those of the process that registers. */
 	if (current->mm != table->mm || atomic_read(&table->state) != LIVE)
@@ -538,22 +558,23 @@ static int mapping_new(struct table *table, struct pci_dev *peer,
 	ret = mapping_fill(mapping, pages);
 	if (ret)
 		goto out_destroy;
-	scoped_guard(mutex, &lists)
-		list_add(&mapping->list, &mappings);
-	*nv = &mapping->nv;
-	if (atomic_cmpxchg(&mapping->part.state, NEW, LIVE) == NEW &&
-	    atomic_read(&table->state) == LIVE) {
-		kvfree(pages);
+	/* As soon as it is in the list, somebody else may end and free it. */
+	scoped_guard(mutex, &lists) {
+		live = atomic_cmpxchg(&mapping->part.state, NEW, LIVE) == NEW &&
+		       atomic_read(&table->state) == LIVE;
+		if (live) {
+			list_add(&mapping->list, &mappings);
+			*nv = &mapping->nv;
+		}
+	}
+	kvfree(pages);
+	if (live)
 		return 0;
-	}
-	/* Revoked meanwhile. Somebody who puts the table may be faster. */
-	*nv = NULL;
-	ret = -EINVAL;
-	if (!mapping_take(&mapping->nv, NULL)) {
-		kvfree(pages);
-		kref_get(&table->ref);
-		return ret;
-	}
+	/* Revoked meanwhile. mapping_end() and our caller put the table. */
+	kref_get(&table->ref);
+	mapping_close(mapping);
+	return -EINVAL;
+
 out_destroy:
 	atomic_set(&mapping->part.state, DEAD);
 	reg_end(mapping->part.reg);
@@ -571,6 +592,9 @@ out_free:
  * @dma_mapping: out
  *
  * -ENOTSUPP if the device cannot reach the memory. Pages stay where they are.
+ *
+ * Context: no lock may be held that the callback of any table of the process
+ *	takes, that of @page_table included: it may run at any time.
  */
 int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 			     struct nvidia_p2p_page_table *page_table,
@@ -713,10 +737,68 @@ int nvidia_p2p_put_pages_persistent(uint64_t virtual_address,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages_persistent);
 
+struct unbound {
+	struct device *dev;
+	struct work_struct work;
+};
+
+/* A table of a GPU whose driver is gone; each one once */
+static struct table *table_unbound(struct device *dev)
+{
+	struct table *table;
+
+	guard(mutex)(&lists);
+	list_for_each_entry(table, &tables, list) {
+		if (&table->gpu->dev == dev && !table->unbound) {
+			table->unbound = true;
+			return table;
+		}
+	}
+	return NULL;
+}
+
+/* In the workqueue, where table_end() does not destroy one at the same time */
+static void close_unbound(struct work_struct *work)
+{
+	struct unbound *unbound = container_of(work, struct unbound, work);
+	struct table *table;
+
+	while ((table = table_unbound(unbound->dev)))
+		hmm_registration_close(table->part.reg);
+}
+
+/*
+ * A registration is closed before its device is unbound, and the client need
+ * not be that fast. The device had moved all its pages, which told the client,
+ * so nothing is mapped any more. The peers of mappings are the client's.
+ */
+static int gpu_unbound(struct notifier_block *nb, unsigned long action,
+		       void *data)
+{
+	struct unbound unbound = { .dev = data };
+
+	if (action != BUS_NOTIFY_UNBOUND_DRIVER)
+		return NOTIFY_DONE;
+	INIT_WORK_ONSTACK(&unbound.work, close_unbound);
+	queue_work(workqueue, &unbound.work);
+	flush_work(&unbound.work);
+	destroy_work_on_stack(&unbound.work);
+	return NOTIFY_OK;
+}
+
+static struct notifier_block gpu_notifier = { .notifier_call = gpu_unbound };
+
 static int __init nv_p2p_init(void)
 {
-	workqueue = alloc_workqueue("nv_p2p", WQ_UNBOUND, 0);
-	return workqueue ? 0 : -ENOMEM;
+	int ret;
+
+	workqueue = alloc_ordered_workqueue("nv_p2p", 0);
+	if (!workqueue)
+		return -ENOMEM;
+	ret = bus_register_notifier(&pci_bus_type, &gpu_notifier);
+	if (ret)
+		destroy_workqueue(workqueue);
+	return ret;
 }
 module_init(nv_p2p_init);
 
@@ -726,6 +808,7 @@ static void __exit nv_p2p_exit(void)
 	struct mapping *mapping, *next_mapping;
 	struct table *table, *next;
 
+	bus_unregister_notifier(&pci_bus_type, &gpu_notifier);
 	list_for_each_entry_safe(mapping, next_mapping, &mappings, list) {
 		list_del_init(&mapping->list);
 		atomic_cmpxchg(&mapping->part.state, LIVE, DEAD);
