@@ -780,7 +780,8 @@ TEST_F_TIMEOUT(nouveau, unbound_busy, TIMEOUT_S)
 			struct mover *m = &movers[i];
 
 			*m = (struct mover){ .fd = self->fd, .rounds = INT_MAX };
-			p2p_buf_alloc(_metadata, &m->buf, 32, BEFORE);
+			/* One takes so long that it is moving at that time */
+			p2p_buf_alloc(_metadata, &m->buf, i ? 32 : 4096, BEFORE);
 			ASSERT_EQ(0, pthread_create(&m->thread, NULL, mover_run,
 						    m));
 		}

@@ -74,7 +74,10 @@ use crate::{
     prelude::*,
     sync::MutexGuard, //
 };
-use core::ops::Range;
+use core::ops::{
+    Deref,
+    Range, //
+};
 
 #[cfg(CONFIG_64BIT)]
 mod c;
@@ -85,7 +88,7 @@ const BATCH: usize = 512;
 /// The largest number of pages of a registration.
 const MAX_PAGES: usize = 1 << 24;
 
-/// How often to begin again without progress, because pages move all the time.
+/// How often to begin again in front, because pages move all the time.
 const ROUNDS: usize = 100;
 
 /// What the driver of a device does about its registrations.
@@ -226,11 +229,6 @@ impl<'bound, S> Table<'bound, S> {
         &self.state
     }
 
-    /// Returns what the driver keeps here, to be changed.
-    pub fn state_mut(&mut self) -> &mut S {
-        &mut self.state
-    }
-
     /// Iterates over the mapped pages of `pages`, in runs as large as they are contiguous.
     pub fn runs(&self, pages: Range<usize>) -> impl Iterator<Item = Run> + use<'_, 'bound, S> {
         let end = pages.end.min(self.len());
@@ -317,8 +315,11 @@ impl<'bound, S> Table<'bound, S> {
         match pfn {
             Pfn::Alias(alias) if write && !alias.writable() => Err(EPERM),
             Pfn::Alias(_) => Ok(()),
-            _ if result != P2pResult::None => Err(EOPNOTSUPP),
-            _ => Err(EINVAL),
+            // The two that have a path were found before the page came home.
+            _ => match result {
+                P2pResult::None | P2pResult::BusAddr | P2pResult::HostBridge => Err(EINVAL),
+                _ => Err(EOPNOTSUPP),
+            },
         }
     }
 }
@@ -345,7 +346,25 @@ impl<'bound, T: Ops> notifier::Ops for Inner<'bound, T> {
 }
 
 /// The lock of a registration, held, and access to what it protects.
-pub type Guard<'a, 'bound, S> = MutexGuard<'a, Table<'bound, S>>;
+///
+/// There is no `DerefMut`: a table that is swapped for that of another registration would be revoked
+/// for the wrong memory.
+pub struct Guard<'a, 'bound, S>(MutexGuard<'a, Table<'bound, S>>);
+
+impl<S> Guard<'_, '_, S> {
+    /// Returns what the driver keeps with the table, to be changed.
+    pub fn state_mut(&mut self) -> &mut S {
+        &mut self.0.state
+    }
+}
+
+impl<'bound, S> Deref for Guard<'_, 'bound, S> {
+    type Target = Table<'bound, S>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
 
 /// A range of addresses of a process that a device may use.
 ///
@@ -371,7 +390,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     ///
     /// The registration must not be leaked, but dropped before anything that `T` or its state
     /// borrows ends, and before the module of the driver is unloaded. Before `'bound` ends, it must
-    /// be dropped or closed.
+    /// be dropped or closed, and no [`Self::map`] may run any more.
     pub unsafe fn new<'a>(
         dev: &'bound Device<Bound>,
         mm: &'a MmWithUser,
@@ -436,7 +455,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
 
     /// Takes the lock.
     pub fn lock(&self) -> Guard<'_, 'bound, T::State> {
-        self.notifier.lock()
+        Guard(self.notifier.lock())
     }
 
     /// Maps the pages `pages` that are not mapped, and returns when all of them are at the same
@@ -449,7 +468,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     /// This must not be called with any lock held that [`Ops::revoke`] takes.
     ///
     /// - [`EINVAL`]: there are no such pages, or the memory is none that devices can share. With
-    ///   [`Options::resident`]: it is no memory of another device.
+    ///   [`Options::resident`]: it is no memory of another device, or about to move.
     /// - [`EOPNOTSUPP`]: with [`Options::resident`]: the device cannot reach a page where it is.
     /// - [`EPERM`]: another address space, or the process must not write to the memory.
     /// - [`EFAULT`]: there is no memory.
@@ -467,27 +486,29 @@ impl<'bound, T: Ops> Registration<'bound, T> {
         }
 
         let mut buf = None;
-        let mut guard = self.lock();
-        let (mut rounds, mut before, mut first) = (0, None, pages.start);
+        let mut guard = self.notifier.lock();
+        let (mut rounds, mut last, mut first) = (0, None, pages.start);
         loop {
             if guard.dma.is_none() {
                 return Err(ESHUTDOWN);
             }
             // Behind what was mapped last; then in front of it, where pages may have been revoked.
+            let missing = |page: &usize| guard.get(*page).is_none();
             let found = (first..pages.end)
-                .chain(pages.start..first)
-                .find(|page| guard.get(*page).is_none());
+                .find(missing)
+                .or_else(|| (pages.start..first).find(missing));
             first = match found {
                 Some(page) => page,
-                None => return Ok(guard),
+                None => return Ok(Guard(guard)),
             };
             drop(guard);
 
-            rounds = if before < Some(first) { 0 } else { rounds + 1 };
+            // Each step maps pages, but beginning in front again has no end by itself.
+            rounds += usize::from(last >= Some(first));
             if rounds == ROUNDS {
                 return Err(EBUSY);
             }
-            before = before.max(Some(first));
+            last = Some(first);
 
             let buf = match &mut buf {
                 Some(buf) => buf,
@@ -503,7 +524,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
         mm: &MmWithUser,
         pages: Range<usize>,
         buf: &mut PfnBuf,
-    ) -> Result<Guard<'_, 'bound, T::State>> {
+    ) -> Result<MutexGuard<'_, Table<'bound, T::State>>> {
         let Inner {
             dev,
             start,
@@ -524,7 +545,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
         let mut rounds = 0;
         loop {
             let faulted = self.notifier.fault(mm, addrs.clone(), &request, buf)?;
-            let mut guard = self.lock();
+            let mut guard = self.notifier.lock();
             let refused = match faulted.validate(&mut guard) {
                 Ok((valid, table)) => table.fill(pages.start, valid, options)?,
                 Err(Retry) if rounds < ROUNDS => {
@@ -536,8 +557,11 @@ impl<'bound, T: Ops> Registration<'bound, T> {
 
             match refused {
                 None => return Ok(guard),
-                // The others are mapped, and the device can have this one from host memory.
+                // The device can have what is not mapped now from host memory.
                 Some(page) => {
+                    for other in pages.clone().filter(|p| guard.get(*p).is_none()) {
+                        buf.host_only(other - pages.start, P2pResult::MapFailed);
+                    }
                     drop(guard);
                     buf.host_only(page, P2pResult::MapFailed);
                 }
@@ -547,9 +571,10 @@ impl<'bound, T: Ops> Registration<'bound, T> {
 
     /// Makes the device give back all pages, for good.
     ///
-    /// Afterwards nothing is mapped, [`Ops::revoke`] is not called any more, and `'bound` may end.
+    /// Afterwards nothing is mapped, and [`Ops::revoke`] is not called any more. `'bound` may end
+    /// when no [`Self::map`] runs any more.
     pub fn close(&self) {
-        let mut guard = self.lock();
+        let mut guard = self.notifier.lock();
         let pages = 0..guard.len();
 
         guard.revoke(&self.notifier.driver, pages);
