@@ -110,32 +110,6 @@ static void found(const struct hmm_bench *args, uint64_t host, uint64_t alias)
 static const unsigned long sizes[] = { 1024, 2048 };
 static const unsigned long huge_sizes[] = { 8 * HUGE_PAGES, 16 * HUGE_PAGES };
 
-static void ram(bool ranges)
-{
-	char *p = anonymous(sizes[1] * PAGE, false);
-	char *h = anonymous(huge_sizes[1] * PAGE, true);
-	struct hmm_bench args;
-	int i;
-
-	for (i = 0; i < 2; i++) {
-		args = fault(p, sizes[i], 0, ROUNDS);
-		found(&args, sizes[i], 0);
-		say("snapshot_4k", sizes[i], args.fault);
-		args = fault(p, sizes[i], BENCH_FAULT, ROUNDS);
-		say("fault_4k", sizes[i], args.fault);
-		args = fault(p, sizes[i], BENCH_FAULT | BENCH_MAP, ROUNDS);
-		say("map_ram", sizes[i], args.map);
-		say("unmap_ram", sizes[i], args.unmap);
-		args = fault(h, huge_sizes[i], BENCH_FAULT, ROUNDS);
-		found(&args, huge_sizes[i], 0);
-		say("fault_2m", huge_sizes[i], args.fault);
-	}
-	if (ranges)
-		map_range("ram", h, BENCH_FAULT);
-	munmap(p, sizes[1] * PAGE);
-	munmap(h, huge_sizes[1] * PAGE);
-}
-
 /*
  * Pages that were found as @flags say, mapped by one call, in runs of 1, 8, 64
  * and 512 pages
@@ -161,6 +135,32 @@ static void map_range(const char *what, char *h, unsigned int flags)
 			say(name, huge_sizes[i], args.unmap);
 		}
 	}
+}
+
+static void ram(bool ranges)
+{
+	char *p = anonymous(sizes[1] * PAGE, false);
+	char *h = anonymous(huge_sizes[1] * PAGE, true);
+	struct hmm_bench args;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		args = fault(p, sizes[i], 0, ROUNDS);
+		found(&args, sizes[i], 0);
+		say("snapshot_4k", sizes[i], args.fault);
+		args = fault(p, sizes[i], BENCH_FAULT, ROUNDS);
+		say("fault_4k", sizes[i], args.fault);
+		args = fault(p, sizes[i], BENCH_FAULT | BENCH_MAP, ROUNDS);
+		say("map_ram", sizes[i], args.map);
+		say("unmap_ram", sizes[i], args.unmap);
+		args = fault(h, huge_sizes[i], BENCH_FAULT, ROUNDS);
+		found(&args, huge_sizes[i], 0);
+		say("fault_2m", huge_sizes[i], args.fault);
+	}
+	if (ranges)
+		map_range("ram", h, BENCH_FAULT);
+	munmap(p, sizes[1] * PAGE);
+	munmap(h, huge_sizes[1] * PAGE);
 }
 
 /* 16 GiB of addresses that share 256 MiB of memory */
