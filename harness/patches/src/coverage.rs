@@ -177,7 +177,13 @@ impl Coverage<'_> {
                         failed.push(format!("{name}: {}: {}", outcome.name, outcome.reason));
                     }
                 }
-                self.count(&objects, &dir.join("out/gcov"), &tree.dir, lines)
+                // A machine that dies leaves no counters.
+                let counters = dir.join("out/gcov");
+                if !counters.is_dir() {
+                    failed.push(format!("{name}: there are no counters of gcov"));
+                    continue;
+                }
+                self.count(&objects, &counters, &tree.dir, lines)
                     .with_context(|| format!("{name}: reading gcov's counters"))?;
                 self.count_rust(&objects, &dir, &tree.dir, touched, lines)
                     .with_context(|| format!("{name}: reading what QEMU has run"))?;
