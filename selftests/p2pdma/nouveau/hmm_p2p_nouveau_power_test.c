@@ -157,7 +157,8 @@ TEST_F_TIMEOUT(nouveau_power, contents, TIMEOUT_S)
 	struct p2p_buf buf, huge;
 	int i;
 
-	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	/* More than nouveau's push buffer has room for at once */
+	p2p_buf_alloc(_metadata, &buf, 4096, BEFORE);
 	if (!p2p_buf_alloc_huge(_metadata, &huge, OTHER))
 		return;
 	for (i = 0; i < 2; i++) {

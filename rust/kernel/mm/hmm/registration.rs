@@ -351,10 +351,12 @@ impl<'bound, T: Ops> notifier::Ops for Inner<'bound, T> {
 /// for the wrong memory.
 pub struct Guard<'a, 'bound, S>(MutexGuard<'a, Table<'bound, S>>);
 
-impl<S> Guard<'_, '_, S> {
+impl<S: Unpin> Guard<'_, '_, S> {
     /// Returns what the driver keeps with the table, to be changed.
     pub fn state_mut(&mut self) -> &mut S {
-        &mut self.0.state
+        let table: &mut Table<'_, S> = &mut self.0;
+
+        &mut table.state
     }
 }
 
