@@ -347,8 +347,8 @@ impl<'bound, T: Ops> notifier::Ops for Inner<'bound, T> {
 
 /// The lock of a registration, held, and access to what it protects.
 ///
-/// There is no `DerefMut`: a table that is swapped for that of another registration would be revoked
-/// for the wrong memory.
+/// There is no `DerefMut`: a table that is swapped for that of another registration would be
+/// revoked for the wrong memory.
 pub struct Guard<'a, 'bound, S>(MutexGuard<'a, Table<'bound, S>>);
 
 impl<S: Unpin> Guard<'_, '_, S> {
