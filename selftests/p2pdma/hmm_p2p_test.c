@@ -408,10 +408,6 @@ static void part_of_run(struct __test_metadata *_metadata, P2P_SELF *self,
 	ASSERT_EQ(0, mprotect(buf.p + part * P2P_PAGE, P2P_PAGE, PROT_READ));
 	ASSERT_EQ(0, mprotect(buf.p + part * P2P_PAGE, P2P_PAGE,
 			      PROT_READ | PROT_WRITE));
-	/* One is mapped before the others */
-	EXPECT_EQ(0, p2p_nic_read(&self->nic, buf.handle,
-				  buf.p + (part - 1) * P2P_PAGE, data, 1,
-				  NULL));
 	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
 
 	ASSERT_EQ(0, madvise(buf.p + part * P2P_PAGE, P2P_PAGE,
