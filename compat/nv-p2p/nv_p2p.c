@@ -18,13 +18,14 @@
  * the client, and IN while it is in progress.
  *
  * Locks. The callback runs with the lock of a registration held, and takes
- * locks of the client. The client calls us with them held, but for getting pages
- * and mapping them. So a function that the client may call then takes the lock of a registration only when it has
- * changed that from LIVE to DEAD, and thus knows that no callback runs under
- * this lock, nor will. To destroy a registration waits for invalidations of all
- * of the process, and thus for callbacks of others; a work item does that. Only
- * nvidia_p2p_put_pages() waits, for the callback of its table: clients free
- * what the callback uses when it has returned, whatever it returned.
+ * locks of the client. The client calls us with them held, but for getting
+ * pages and mapping them. So a function that the client may call then takes
+ * the lock of a registration only when it has changed that from LIVE to DEAD,
+ * and thus knows that no callback runs under this lock, nor will. To destroy a
+ * registration waits for invalidations of all of the process, and thus for
+ * callbacks of others; a work item does that. Only nvidia_p2p_put_pages()
+ * waits, for the callback of its table: clients free what the callback uses
+ * when it has returned, whatever it returned.
  *
  * Lifetimes. A table is referenced by the client, until it puts or frees it; by
  * each of its mappings; and by its registration. What the client frees in the

@@ -6,11 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
-use std::thread;
 
 use anyhow::{Context, Result, bail};
 use ktap::Status;
@@ -20,6 +18,7 @@ use crate::diff::Diff;
 use crate::recorded;
 use host::proc::capture;
 use host::status::Verdict;
+use jobs::schedule::run_all;
 use kernel::build::Builder;
 use kernel::tree::Tree;
 use machine::vm::Booter;
@@ -162,42 +161,28 @@ impl Coverage<'_> {
                 jobs.push(Job::alone(name, KERNEL, topology, spec.clone()));
             }
         }
-        let jobs = Mutex::new(jobs.into_iter());
-        let next = || jobs.lock().expect("nobody panics with it").next();
         let found = Mutex::new((Lines::default(), Vec::new()));
-
-        let worker = || -> Result<()> {
-            while let Some(job) = next() {
-                let name = &job.name;
-                let outcomes = jobs::run(&job, self.booter)?;
-                let dir = self.booter.dir(name);
-                let (lines, failed) = &mut *found.lock().expect("nobody panics with it");
-                for outcome in outcomes {
-                    if outcome.status == Status::Failed {
-                        failed.push(format!("{name}: {}: {}", outcome.name, outcome.reason));
-                    }
+        run_all(jobs, self.builder.jobs, |job| {
+            let name = &job.name;
+            let outcomes = jobs::run(&job, self.booter)?;
+            let dir = self.booter.dir(name);
+            let (lines, failed) = &mut *found.lock().expect("no panic holds it");
+            for outcome in outcomes {
+                if outcome.status == Status::Failed {
+                    failed.push(format!("{name}: {}: {}", outcome.name, outcome.reason));
                 }
-                // A machine that dies leaves no counters.
-                let counters = dir.join("out/gcov");
-                if !counters.is_dir() {
-                    failed.push(format!("{name}: there are no counters of gcov"));
-                    continue;
-                }
-                self.count(&objects, &counters, &tree.dir, lines)
-                    .with_context(|| format!("{name}: reading gcov's counters"))?;
-                self.count_rust(&objects, &dir, &tree.dir, touched, lines)
-                    .with_context(|| format!("{name}: reading what QEMU has run"))?;
             }
-            Ok(())
-        };
-        thread::scope(|scope| {
-            let count = thread::available_parallelism().map_or(1, NonZero::get);
-            let workers = Vec::from_iter((0..count).map(|_| scope.spawn(worker)));
-            workers
-                .into_iter()
-                .try_for_each(|worker| worker.join().expect("it does not panic"))
+            let counters = dir.join("out/gcov");
+            if !counters.is_dir() {
+                failed.push(format!("{name}: the machine has left no counters of gcov"));
+                return Ok(());
+            }
+            self.count(&objects, &counters, &tree.dir, lines)
+                .with_context(|| format!("{name}: reading gcov's counters"))?;
+            self.count_rust(&objects, &dir, &tree.dir, touched, lines)
+                .with_context(|| format!("{name}: reading what QEMU has run"))
         })?;
-        Ok(found.into_inner().expect("nobody panics with it"))
+        Ok(found.into_inner().expect("no panic holds it"))
     }
 
     /// Adds the lines of Rust that one machine has run. Its log, which is large, goes.
