@@ -11,20 +11,6 @@
 #define VICTIM		5U
 #define HUGE_VICTIM	123U
 
-/* Page frame of the alias of a page in VRAM */
-static __u64 alias_pfn(struct __test_metadata *_metadata, RDMA_SELF *self,
-		       const unsigned char *p)
-{
-	char name[P2P_PCI_NAME];
-	__u64 loc, start, end;
-
-	ASSERT_EQ(0, p2p_pci_name(P2P_GPU_DRIVER, self->gpu.id, name));
-	ASSERT_EQ(0, p2p_pci_bar(name, 2, &start, &end));
-	ASSERT_EQ(0, p2p_gpu_lookup(&self->gpu, p, P2P_PAGE, &loc));
-	ASSERT_TRUE(p2p_loc_is_vram(loc));
-	return (start + p2p_loc_offset(loc)) / P2P_PAGE;
-}
-
 /* Mappings of aliases that failed since @from */
 static __u64 fail_count(struct __test_metadata *_metadata,
 			const struct p2p_stats *from)
@@ -63,15 +49,14 @@ TEST_F_TIMEOUT(odp_fail, one_page, 600)
 	struct p2ptest_rdma_page page;
 	struct p2p_stats stats;
 	struct p2p_buf buf;
-	__u64 pfn;
 	size_t i;
 
 	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, rdma, &buf);
 	before = p2p_info(_metadata, &rdma->gpu);
 	ASSERT_EQ(0, p2p_stats_read(&stats));
-	pfn = alias_pfn(_metadata, rdma, buf.p + VICTIM * P2P_PAGE);
-	ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
+	ASSERT_EQ(0, p2p_map_fails(&rdma->gpu,
+				   buf.p + VICTIM * P2P_PAGE));
 	rdma_buf_write(_metadata, rdma, &buf, AFTER);
 	for (i = 0; i < buf.pages; i++) {
 		page = rdma_page(_metadata, rdma, &buf, i);
@@ -95,18 +80,14 @@ TEST_F_TIMEOUT(odp_fail, all_pages, 600)
 {
 	RDMA_SELF *rdma = &self->rdma;
 	struct p2ptest_gpu_info before;
-	char name[P2P_PCI_NAME];
 	struct p2p_stats stats;
 	struct p2p_buf buf;
-	__u64 start, end;
 
 	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, rdma, &buf);
 	before = p2p_info(_metadata, &rdma->gpu);
 	ASSERT_EQ(0, p2p_stats_read(&stats));
-	ASSERT_EQ(0, p2p_pci_name(P2P_GPU_DRIVER, rdma->gpu.id, name));
-	ASSERT_EQ(0, p2p_pci_bar(name, 2, &start, &end));
-	ASSERT_EQ(0, p2p_maps_fail(start / P2P_PAGE, end / P2P_PAGE));
+	ASSERT_EQ(0, p2p_aliases_fail(&rdma->gpu));
 	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
 				P2PTEST_RDMA_FAULT_WRITE));
 	rdma_expect_pages(_metadata, rdma, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
@@ -123,13 +104,12 @@ TEST_F_TIMEOUT(odp_fail, snapshot, 600)
 	RDMA_SELF *rdma = &self->rdma;
 	struct p2ptest_gpu_info before;
 	struct p2p_buf buf;
-	__u64 pfn;
 
 	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, rdma, &buf);
 	before = p2p_info(_metadata, &rdma->gpu);
-	pfn = alias_pfn(_metadata, rdma, buf.p + VICTIM * P2P_PAGE);
-	ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
+	ASSERT_EQ(0, p2p_map_fails(&rdma->gpu,
+				   buf.p + VICTIM * P2P_PAGE));
 	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
 				P2PTEST_RDMA_FAULT_SNAPSHOT));
 	EXPECT_EQ(0, rdma_page(_metadata, rdma, &buf, VICTIM).flags);
@@ -168,15 +148,13 @@ TEST_F_TIMEOUT(odp_fail, neighbour, 600)
 	struct p2p_stats stats;
 	unsigned char *victim;
 	struct p2p_buf buf;
-	__u64 pfn;
 
 	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, rdma, &buf);
 	victim = buf.p + VICTIM * P2P_PAGE;
 	before = p2p_info(_metadata, &rdma->gpu);
 	ASSERT_EQ(0, p2p_stats_read(&stats));
-	pfn = alias_pfn(_metadata, rdma, victim);
-	ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
+	ASSERT_EQ(0, p2p_map_fails(&rdma->gpu, victim));
 	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
 				P2PTEST_RDMA_FAULT_SNAPSHOT));
 
@@ -221,7 +199,6 @@ static void fail_huge(struct __test_metadata *_metadata, RDMA_SELF *self,
 	struct p2p_buf buf;
 	size_t i, pos;
 	char data[64];
-	__u64 pfn;
 
 	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
 		return;
@@ -230,8 +207,8 @@ static void fail_huge(struct __test_metadata *_metadata, RDMA_SELF *self,
 	rdma_buf_to_vram(_metadata, self, &buf);
 	before = p2p_info(_metadata, &self->gpu);
 	ASSERT_EQ(0, p2p_stats_read(&stats));
-	pfn = alias_pfn(_metadata, self, buf.p + HUGE_VICTIM * P2P_PAGE);
-	ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
+	ASSERT_EQ(0, p2p_map_fails(&self->gpu,
+				   buf.p + HUGE_VICTIM * P2P_PAGE));
 	ASSERT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p + at, len,
 				P2PTEST_RDMA_FAULT_WRITE));
 
@@ -334,7 +311,6 @@ TEST_F_TIMEOUT(odp_fail, sequence, 600)
 	struct p2p_buf buf;
 	pthread_t thread;
 	size_t i;
-	__u64 pfn;
 	int round;
 
 	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
@@ -343,8 +319,8 @@ TEST_F_TIMEOUT(odp_fail, sequence, 600)
 	for (round = 0; round < 50; round++) {
 		ASSERT_LE(0, p2p_gpu_to_vram(&rdma->gpu, buf.p,
 					     buf.len - P2P_PAGE));
-		pfn = alias_pfn(_metadata, rdma, buf.p + VICTIM * P2P_PAGE);
-		ASSERT_EQ(0, p2p_maps_fail(pfn, pfn));
+		ASSERT_EQ(0, p2p_map_fails(&rdma->gpu,
+					   buf.p + VICTIM * P2P_PAGE));
 		EXPECT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
 					P2PTEST_RDMA_FAULT_WRITE));
 		for (i = 0; i < PAGES - 1; i++) {

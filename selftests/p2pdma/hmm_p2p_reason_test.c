@@ -114,17 +114,6 @@ static pid_t share(struct __test_metadata *_metadata)
 	return pid;
 }
 
-/* No mapping of the GPU's BAR works */
-static int aliases_fail(const struct p2p_gpu *gpu)
-{
-	char name[P2P_PCI_NAME];
-	__u64 start, end;
-	int ret = p2p_pci_name(P2P_GPU_DRIVER, gpu->id, name);
-
-	ret = ret ?: p2p_pci_bar(name, 2, &start, &end);
-	return ret ?: p2p_maps_fail(start / P2P_PAGE, end / P2P_PAGE - 1);
-}
-
 TEST_F_TIMEOUT(p2p_result, reported, TIMEOUT_S)
 {
 	P2P_SELF *p2p = &self->p2p;
@@ -165,7 +154,7 @@ TEST_F_TIMEOUT(p2p_result, reported, TIMEOUT_S)
 			     "the kernel has no CONFIG_FAIL_HMM_DMA_MAP");
 		/* HMM finds the path before the mapping fails */
 		want[p2p_path_reason(p2p->path)] = PAGES;
-		ASSERT_EQ(0, aliases_fail(&p2p->gpu));
+		ASSERT_EQ(0, p2p_aliases_fail(&p2p->gpu));
 		break;
 	}
 

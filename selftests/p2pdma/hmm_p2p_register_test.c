@@ -768,4 +768,76 @@ TEST_F_TIMEOUT(p2p, resident, TIMEOUT_S)
 	EXPECT_EQ(0, munmap(buf.p, buf.len));
 }
 
+/*
+ * Pages of the GPU whose DMA mapping fails come to host memory, and no others. All
+ * of them are looked at once more, and not once more for each.
+ */
+FIXTURE(unmappable)
+{
+	P2P_SELF p2p;
+};
+
+FIXTURE_VARIANT(unmappable)
+{
+	size_t victims;
+};
+
+FIXTURE_VARIANT_ADD(unmappable, one) { 1 };
+FIXTURE_VARIANT_ADD(unmappable, all) { PAGES };
+
+FIXTURE_SETUP(unmappable)
+{
+	if (!p2p_maps_can_fail())
+		SKIP(return, "the kernel has no CONFIG_FAIL_HMM_DMA_MAP");
+	p2p_setup(_metadata, &self->p2p, NULL);
+	if (!p2p_peer_path(self->p2p.path))
+		SKIP(return, "another topology: no path to the GPU");
+}
+
+FIXTURE_TEARDOWN_PARENT(unmappable)
+{
+	EXPECT_EQ(0, p2p_maps_work());
+	p2p_teardown(_metadata, &self->p2p, NULL);
+}
+
+TEST_F_TIMEOUT(unmappable, come_home, TIMEOUT_S)
+{
+	const __u32 flags = P2PTEST_NIC_MR_WRITE | P2PTEST_NIC_PIN_RESIDENT;
+	P2P_SELF *p2p = &self->p2p;
+	struct p2ptest_nic_pinned pinned;
+	struct p2ptest_gpu_info before;
+	struct p2p_stats stats;
+	struct p2p_view view;
+	struct p2p_buf buf;
+	__u32 handle;
+
+	p2p_buf_alloc(_metadata, &buf, PAGES, BEFORE);
+	p2p_buf_to_vram(_metadata, p2p, &buf);
+	ASSERT_EQ(0, variant->victims == PAGES ?
+		     p2p_aliases_fail(&p2p->gpu) :
+		     p2p_map_fails(&p2p->gpu, buf.p + 3 * P2P_PAGE));
+	before = p2p_info(_metadata, &p2p->gpu);
+	EXPECT_EQ(-EIO, p2p_nic_pin(&p2p->nic, buf.p, buf.len, flags, &handle));
+	EXPECT_EQ(0U, p2p_moves(_metadata, &p2p->gpu, &before));
+
+	ASSERT_EQ(0, p2p_stats_read(&stats));
+	ASSERT_EQ(0, p2p_nic_pin(&p2p->nic, buf.p, buf.len,
+				 P2PTEST_NIC_MR_WRITE, &handle));
+	ASSERT_EQ(0, p2p_stats_since(&stats));
+	EXPECT_EQ(variant->victims, stats.pages[P2PTEST_REASON_MAP_FAILED]);
+	/* What was mapped the first time is not looked at again */
+	EXPECT_EQ(PAGES, stats.pages[p2p_path_reason(p2p->path)]);
+	EXPECT_EQ(variant->victims, p2p_moves(_metadata, &p2p->gpu, &before));
+
+	ASSERT_EQ(0, p2p_nic_pinned(&p2p->nic, handle, &pinned, &view));
+	EXPECT_EQ(PAGES, pinned.nr);
+	EXPECT_EQ(variant->victims, view.kind[P2PTEST_PAGE_HOST]);
+	EXPECT_EQ(PAGES - variant->victims,
+		  view.kind[p2p_peer_kind(p2p->path)]);
+	EXPECT_EQ(variant->victims, view.reason[P2PTEST_REASON_MAP_FAILED]);
+	EXPECT_EQ(0, p2p_nic_unpin(&p2p->nic, handle));
+	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
+	EXPECT_EQ(0, munmap(buf.p, buf.len));
+}
+
 TEST_HARNESS_MAIN

@@ -162,6 +162,37 @@ int p2p_maps_fail(__u64 first_pfn, __u64 last_pfn)
 	return ret ?: fail_set("probability", 100);
 }
 
+/* The BAR that peers reach VRAM by */
+static int alias_bar(const struct p2p_gpu *gpu, __u64 *start, __u64 *end)
+{
+	char name[P2P_PCI_NAME];
+	int ret = p2p_pci_name(P2P_GPU_DRIVER, gpu->id, name);
+
+	return ret ?: p2p_pci_bar(name, 2, start, end);
+}
+
+int p2p_map_fails(const struct p2p_gpu *gpu, const void *page)
+{
+	__u64 loc, start, end, pfn;
+	int ret = alias_bar(gpu, &start, &end);
+
+	ret = ret ?: p2p_gpu_lookup(gpu, page, P2P_PAGE, &loc);
+	if (!ret && !p2p_loc_is_vram(loc))
+		ret = -ENOENT;
+	if (ret)
+		return ret;
+	pfn = (start + p2p_loc_offset(loc)) / P2P_PAGE;
+	return p2p_maps_fail(pfn, pfn);
+}
+
+int p2p_aliases_fail(const struct p2p_gpu *gpu)
+{
+	__u64 start, end;
+	int ret = alias_bar(gpu, &start, &end);
+
+	return ret ?: p2p_maps_fail(start / P2P_PAGE, end / P2P_PAGE - 1);
+}
+
 int p2p_maps_work(void)
 {
 	return p2p_maps_can_fail() ? fail_set("probability", 0) : 0;

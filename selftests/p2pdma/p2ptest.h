@@ -190,6 +190,9 @@ int p2p_policy_set(const char *word);
 bool p2p_maps_can_fail(void);
 /* Let each new DMA mapping of these page frames fail from now on */
 int p2p_maps_fail(__u64 first_pfn, __u64 last_pfn);
+/* That of a page in VRAM, and those of all pages there */
+int p2p_map_fails(const struct p2p_gpu *gpu, const void *page);
+int p2p_aliases_fail(const struct p2p_gpu *gpu);
 int p2p_maps_work(void);
 
 /* A tracing instance of its own: other users of tracing are not disturbed */

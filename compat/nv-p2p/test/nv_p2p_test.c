@@ -157,6 +157,65 @@ TEST_F_TIMEOUT(nv, scattered, TIMEOUT_S)
 	EXPECT_EQ(0, call(self->fd, CLIENT_PUT, NULL));
 }
 
+/*
+ * Pages that are in a row, but do not begin at a multiple of the larger size. What
+ * they are is up to the GPU's allocator, and looked up.
+ */
+TEST_F_TIMEOUT(nv, unaligned, TIMEOUT_S)
+{
+	struct client_get arg = { };
+	__u64 locs[LEN / P2P_PAGE];
+	unsigned char part[PART];
+	unsigned char *other, *p;
+	size_t i;
+
+	/* A page in front of them, so that they do not follow the fixture's */
+	other = p2p_alloc(P2P_PAGE);
+	ASSERT_NE(NULL, other);
+	*other = 1;
+	ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu, other, P2P_PAGE));
+	p = alloc_aligned(_metadata, OTHER);
+	ASSERT_EQ((long)(LEN / P2P_PAGE), p2p_gpu_to_vram(&self->gpu, p, LEN));
+	ASSERT_EQ(0, p2p_gpu_lookup(&self->gpu, p, LEN, locs));
+	for (i = 0; i < LEN / P2P_PAGE; i++)
+		ASSERT_EQ(p2p_loc_offset(locs[0]) + i * P2P_PAGE,
+			  p2p_loc_offset(locs[i]));
+	ASSERT_NE(0U, p2p_loc_offset(locs[0]) % GPU_PAGE);
+
+	ASSERT_EQ(0, get(self->fd, p, LEN, &arg));
+	EXPECT_EQ(P2P_PAGE, arg.page_size);
+	EXPECT_EQ(LEN / P2P_PAGE, arg.entries);
+	EXPECT_EQ(0, transfer(self->fd, CLIENT_READ, GPU_PAGE, part, 0));
+	p2p_expect_pattern(_metadata, "CPU by BAR", part, OTHER, GPU_PAGE,
+			   PART);
+	EXPECT_EQ(0, call(self->fd, CLIENT_PUT, NULL));
+}
+
+/* The GPU's driver goes: the client is told, and the memory comes home */
+TEST_F_TIMEOUT(nv, gpu_unbound, TIMEOUT_S)
+{
+	char name[P2P_PCI_NAME];
+	unsigned char part[PART];
+	struct client_map map;
+
+	ASSERT_EQ(0, p2p_pci_name(P2P_GPU_DRIVER, 0, name));
+	ASSERT_EQ(0, get(self->fd, self->p, LEN, NULL));
+	if (p2p_peer_path(self->path))
+		ASSERT_EQ(0, call(self->fd, CLIENT_MAP, &map));
+	p2p_gpu_close(&self->gpu);
+	ASSERT_EQ(0, p2p_pci_unbind(P2P_GPU_DRIVER, name));
+	EXPECT_EQ(1, call(self->fd, CLIENT_CALLBACKS, NULL));
+	EXPECT_EQ(-ENOENT, transfer(self->fd, CLIENT_DMA, 0, part, 0));
+	EXPECT_EQ(-ENOENT, call(self->fd, CLIENT_PUT, NULL));
+	p2p_expect_pattern(_metadata, "CPU", self->p, BEFORE, 0, LEN);
+	ASSERT_EQ(0, p2p_pci_bind(P2P_GPU_DRIVER, name, 0));
+	ASSERT_EQ(0, p2p_gpu_open(&self->gpu, 0));
+	ASSERT_EQ((long)(LEN / P2P_PAGE),
+		  p2p_gpu_to_vram(&self->gpu, self->p, LEN));
+	EXPECT_EQ(0, get(self->fd, self->p, LEN, NULL));
+	EXPECT_EQ(0, call(self->fd, CLIENT_PUT, NULL));
+}
+
 /* The device reads and writes it in place, or is told that it cannot */
 TEST_F_TIMEOUT(nv, dma, TIMEOUT_S)
 {

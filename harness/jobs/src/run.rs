@@ -66,7 +66,8 @@ pub fn play(job: &Job<'_>, booter: &Booter<'_>) -> Result<(Vec<ScenarioResult>, 
     if job.spec.models().has_connectx(job.spec.machine) {
         outcomes.extend(nic::outcomes(&job.name, &job.spec, job.topology, &ran));
     }
-    if job.spec.pascal.is_some() {
+    // One test alone may copy nothing.
+    if job.spec.models().has_copy_engine() && job.test.is_none() {
         let gpus = job.topology.gpus.len();
         outcomes.push(speed::outcome(&job.name, &job.kernel, &ran.dir, gpus));
     }

@@ -355,7 +355,7 @@ impl Booter<'_> {
         }
         qemu.extend(self.qemu_args.iter().cloned());
         for (option, value) in [
-            ("-device", "virtio-serial-pci".to_owned()),
+            ("-device", "virtio-serial-pci,bus=pcie.0".to_owned()),
             ("-chardev", format!("socket,id=judge,path={SOCKET}")),
             (
                 "-device",

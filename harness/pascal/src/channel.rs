@@ -118,8 +118,8 @@ pub struct Channel {
     semaphore: [u32; 3],
     wait: Option<Wait>,
     engine: CopyEngine,
-    /// The launch that takes its time.
-    launched: Option<Method>,
+    /// The launch that takes its time, and that time.
+    launched: Option<(Method, Duration)>,
     /// NON_STALL_INTERRUPT was executed.
     pub interrupts: bool,
 }
@@ -177,10 +177,10 @@ impl Channel {
 
     /// The transfer is carried out that has taken its time, and nothing else.
     pub fn finish(&mut self, context: &mut Context<'_>) -> Stop {
-        let Some(launch) = self.launched.take() else {
+        let Some((launch, time)) = self.launched.take() else {
             return Stop::Idle;
         };
-        let finished = self.engine.finish(context, launch.data);
+        let finished = self.engine.finish(context, launch.data, time);
         finished.map_or_else(|refused| refused_at(refused, launch), |()| Stop::Idle)
     }
 
@@ -309,8 +309,8 @@ impl Channel {
                 Ok(())
             }
             Err(refused) => {
-                if let Refused::Busy(Some(_)) = refused {
-                    self.launched = Some(whole);
+                if let Refused::Busy(Some(time)) = refused {
+                    self.launched = Some((whole, time));
                 }
                 Err(refused_at(refused, whole))
             }

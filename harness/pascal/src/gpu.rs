@@ -198,7 +198,8 @@ impl Gpu {
         match register {
             r::BOOT_0 => r::GP106,
             r::INTR => state.pmc.pending,
-            r::INTR_1 | r::SCRUB | r::FUSE_CE | r::MSI_REARM | r::PBDMA_INTR_1 => 0,
+            r::FUSE_CE => u32::from(self.inject.has_no_copy_engine),
+            r::INTR_1 | r::SCRUB | r::MSI_REARM | r::PBDMA_INTR_1 => 0,
             r::INTR_ALLOW | r::INTR_BLOCK => state.pmc.allowed(),
             r::TIME_LOW => state.now() as u32,
             r::TIME_HIGH => (state.now() >> 32) as u32,

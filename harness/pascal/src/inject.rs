@@ -9,6 +9,8 @@ pub struct Inject {
     pub fails_after: Option<u64>,
     /// After so many it hangs, until the driver resets it.
     pub hangs_after: Option<u64>,
+    /// The driver is told that this board has none.
+    pub has_no_copy_engine: bool,
     /// The transfer with this number takes so long.
     pub slow: Option<(u64, Duration)>,
     transfers: u64,

@@ -49,6 +49,9 @@ struct Arguments {
     /// Let transfer N, counted from 1, take so many milliseconds. What comes after it waits
     #[arg(long, value_name = "N:MS", value_parser = slow)]
     slow: Option<(u64, Duration)>,
+    /// Tell the driver that the copy engine is missing
+    #[arg(long)]
+    no_copy_engine: bool,
     /// Go on using each translation that was used until the driver invalidates it, as
     /// hardware may
     #[arg(long)]
@@ -112,6 +115,7 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     let mut gpu = Gpu::new(vram, witness);
     gpu.inject.fails_after = arguments.transfers;
     gpu.inject.hangs_after = arguments.hang;
+    gpu.inject.has_no_copy_engine = arguments.no_copy_engine;
     gpu.inject.slow = arguments.slow;
     gpu.tlb.is_used = arguments.tlb;
     gpu.vbios = vbios.unwrap_or(gpu.vbios);

@@ -149,6 +149,12 @@ impl Models<'_> {
     pub fn has_connectx(&self, kind: Kind) -> bool {
         kind == Kind::Parallel && !self.edu
     }
+
+    /// Whether the GPUs are models of a Pascal that can copy pages.
+    pub fn has_copy_engine(&self) -> bool {
+        self.pascal
+            .is_some_and(|arguments| !arguments.iter().any(|a| a == "--no-copy-engine"))
+    }
 }
 
 /// The table `counting` of qemu/machine.toml.

@@ -617,6 +617,30 @@ TEST_F_TIMEOUT(nouveau, buffers_move, TIMEOUT_S)
 	buf_free(_metadata, &buf);
 }
 
+/* Some tests are for GPUs that lack something, which no driver can tell */
+static bool has_flaw(const char *flaw)
+{
+	const char *given = getenv("P2PTEST_GPU_FLAW");
+
+	return given && !strcmp(given, flaw);
+}
+
+/* Nothing is moved any more, and memory that nobody has touched remains usable */
+static void stays_home(struct __test_metadata *_metadata, SELF *self)
+{
+	struct p2p_buf buf = { .pages = 16, .len = 16 * P2P_PAGE };
+
+	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, buf.p);
+	EXPECT_EQ(0, nouveau_to_vram(self->fd, buf.p, buf.len));
+	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
+	p2p_fill(buf.p, BEFORE, 0, buf.len);
+	EXPECT_EQ(0, nouveau_to_vram(self->fd, buf.p, buf.len));
+	all_home(_metadata, &buf, BEFORE);
+	buf_free(_metadata, &buf);
+}
+
 /*
  * The GPU's copy engine fails at some time, which is up to whoever started the
  * guest. Pages that it was to move stay where they are, with their contents.
@@ -647,6 +671,7 @@ TEST_F_TIMEOUT(nouveau, copy_engine_fails, TIMEOUT_S)
 			status = look(_metadata, &buf, BEFORE + i);
 			EXPECT_TRUE(WIFSIGNALED(status) &&
 				    WTERMSIG(status) == SIGBUS);
+			stays_home(_metadata, self);
 			p2p_sleep_ms(1000 * strtoul(seconds, NULL, 10));
 			buf_free(_metadata, &buf);
 			return;
@@ -657,8 +682,7 @@ TEST_F_TIMEOUT(nouveau, copy_engine_fails, TIMEOUT_S)
 	ASSERT_LT(i, ROUNDS)
 		TH_LOG("the copy engine works");
 	all_home(_metadata, &buf, BEFORE + i);
-	EXPECT_EQ(0, nouveau_to_vram(self->fd, buf.p, buf.len));
-	all_home(_metadata, &buf, BEFORE + i);
+	stays_home(_metadata, self);
 	p2p_sleep_ms(1000 * strtoul(seconds, NULL, 10));
 	all_home(_metadata, &buf, BEFORE + i);
 	buf_free(_metadata, &buf);
@@ -797,6 +821,150 @@ TEST_F_TIMEOUT(nouveau, unbound_busy, TIMEOUT_S)
 	}
 }
 
+/* More than a call has gone through before the driver goes */
+#define MAPPINGS	30000
+
+static void *bind_all(void *arg)
+{
+	struct mover *m = arg;
+
+	m->ret = nouveau_to_vram(m->fd, m->buf.p, m->buf.len);
+	return NULL;
+}
+
+/*
+ * The driver goes during a call that goes on for long, but does not move a page:
+ * shared memory stays where it is
+ */
+TEST_F_TIMEOUT(nouveau, unbound_mappings, TIMEOUT_S)
+{
+	struct mover m = { .fd = self->fd };
+	char name[P2P_PCI_NAME];
+	int i;
+
+	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	m.buf.len = MAPPINGS * 2 * P2P_PAGE;
+	m.buf.p = mmap(NULL, m.buf.len, PROT_READ, MAP_SHARED | MAP_ANONYMOUS,
+		       -1, 0);
+	ASSERT_NE(MAP_FAILED, m.buf.p);
+	for (i = 0; i < MAPPINGS; i++)
+		ASSERT_EQ(0, mprotect(m.buf.p + 2 * i * P2P_PAGE, P2P_PAGE,
+				      PROT_READ | PROT_WRITE));
+	ASSERT_EQ(0, pthread_create(&m.thread, NULL, bind_all, &m));
+	p2p_sleep_ms(10);
+	ASSERT_TRUE(unbinds(_metadata, name));
+	ASSERT_EQ(0, pthread_join(m.thread, NULL));
+	EXPECT_EQ(0, m.ret);
+	buf_free(_metadata, &m.buf);
+	bind_again(_metadata, self, name);
+}
+
+/* A thread that touches one page after another */
+struct toucher {
+	pthread_t thread;
+	struct p2p_buf buf;
+	size_t touched;
+	int wrong;
+};
+
+static void *toucher_run(void *arg)
+{
+	struct toucher *t = arg;
+	size_t i, pos;
+
+	for (i = 0; i < t->buf.pages; i++) {
+		pos = i * P2P_PAGE;
+		t->wrong |= p2p_compare(t->buf.p + pos, BEFORE, pos, P2P_PAGE) !=
+			    P2P_PAGE;
+		__atomic_store_n(&t->touched, i + 1, __ATOMIC_RELEASE);
+	}
+	return NULL;
+}
+
+/* Is it on its way with a page for as long as 0.5 s? */
+static bool is_slow(struct toucher *t)
+{
+	size_t now, before = 0;
+	int same;
+
+	for (same = 0; same < 50; same++) {
+		now = __atomic_load_n(&t->touched, __ATOMIC_ACQUIRE);
+		if (now == t->buf.pages)
+			return false;
+		if (now != before)
+			same = 0;
+		before = now;
+		p2p_sleep_ms(10);
+	}
+	return true;
+}
+
+/*
+ * The driver goes while a page is on its way home, which takes seconds: that is up
+ * to whoever started the guest. The driver waits for the page.
+ */
+TEST_F_TIMEOUT(nouveau, unbound_touched, TIMEOUT_S)
+{
+	struct toucher t = { };
+	char name[P2P_PCI_NAME];
+	bool slow = false;
+	int i;
+
+	if (!has_flaw("slow"))
+		SKIP(return, "P2PTEST_GPU_FLAW is not \"slow\"");
+	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	for (i = 0; i < ROUNDS && !slow; i++) {
+		p2p_buf_alloc(_metadata, &t.buf, 16, BEFORE);
+		to_vram(_metadata, self->fd, &t.buf);
+		t.touched = 0;
+		ASSERT_EQ(0, pthread_create(&t.thread, NULL, toucher_run, &t));
+		slow = is_slow(&t);
+		if (slow)
+			ASSERT_TRUE(unbinds(_metadata, name));
+		ASSERT_EQ(0, pthread_join(t.thread, NULL));
+		EXPECT_FALSE(t.wrong);
+		all_home(_metadata, &t.buf, BEFORE);
+		buf_free(_metadata, &t.buf);
+	}
+	ASSERT_TRUE(slow)
+		TH_LOG("no page is slow");
+	bind_again(_metadata, self, name);
+}
+
+/* With room for pages and none for huge pages, a huge page stays in host memory */
+TEST_F_TIMEOUT(nouveau, no_room, TIMEOUT_S)
+{
+	struct p2p_buf buf, huge;
+
+	if (!has_flaw("no-room"))
+		SKIP(return, "P2PTEST_GPU_FLAW is not \"no-room\"");
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	to_vram(_metadata, self->fd, &buf);
+	if (!p2p_buf_alloc_huge(_metadata, &huge, OTHER))
+		return;
+	EXPECT_EQ(0, nouveau_to_vram(self->fd, huge.p, huge.len));
+	all_home(_metadata, &huge, OTHER);
+	all_home(_metadata, &buf, BEFORE);
+	to_vram(_metadata, self->fd, &buf);
+	all_home(_metadata, &buf, BEFORE);
+	buf_free(_metadata, &huge);
+	buf_free(_metadata, &buf);
+}
+
+/* A GPU whose memory is of no use to programs leaves theirs where it is */
+TEST_F_TIMEOUT(nouveau, no_copy_engine, TIMEOUT_S)
+{
+	char name[P2P_PCI_NAME];
+
+	if (!has_flaw("no-copy-engine"))
+		SKIP(return, "P2PTEST_GPU_FLAW is not \"no-copy-engine\"");
+	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	stays_home(_metadata, self);
+	ASSERT_TRUE(unbinds(_metadata, name));
+	bind_again(_metadata, self, name);
+	stays_home(_metadata, self);
+}
+
 static unsigned int fail_nth(struct __test_metadata *_metadata, int fd,
 			     unsigned int n)
 {
@@ -849,8 +1017,13 @@ TEST_F_TIMEOUT(nouveau, no_memory, TIMEOUT_S)
 	close(nth);
 }
 
-/* Without a huge page in host memory, pages of one come home each by itself */
-TEST_F_TIMEOUT(nouveau, no_huge_page, TIMEOUT_S)
+/*
+ * Without a huge page in host memory, pages of one come home each by itself. If
+ * not, the page fault goes on for ever.
+ */
+#define HUGE_TIMEOUT_S	120
+
+TEST_F_TIMEOUT(nouveau, no_huge_page, HUGE_TIMEOUT_S)
 {
 	const size_t first = 100 * P2P_PAGE;
 	struct p2p_buf buf;
