@@ -137,6 +137,55 @@ static void map_range(const char *what, char *h, unsigned int flags)
 	}
 }
 
+static void migrate(char *p, size_t len)
+{
+	struct p2ptest_gpu_migrate args = {
+		.addr = (uintptr_t)p,
+		.len = len,
+		.dir = P2PTEST_GPU_TO_VRAM,
+	};
+
+	if (ioctl(gpu_fd, P2PTEST_GPU_MIGRATE, &args) ||
+	    args.pages != len / PAGE)
+		err(1, "%llu of %zu pages moved to VRAM", args.pages,
+		    len / PAGE);
+}
+
+/*
+ * What else the kernel does now and then, and what it finds in its caches, makes
+ * a count larger, never smaller: of several, the least is what it takes.
+ */
+static void keep_least(uint64_t *least, uint64_t count)
+{
+	if (count < *least)
+		*least = count;
+}
+
+/* Every second page is there, and the others are faulted in, which changes no other */
+static uint64_t alternating(unsigned long pages, bool peer)
+{
+	uint64_t least = UINT64_MAX;
+	int round;
+
+	for (round = 0; round < ROUNDS; round++) {
+		char *p = anonymous(pages * PAGE, false);
+		struct hmm_bench args;
+		unsigned long i;
+
+		if (peer)
+			migrate(p, pages * PAGE);
+		for (i = 1; i < pages; i += 2)
+			if (madvise(p + i * PAGE, PAGE, MADV_DONTNEED))
+				err(1, "MADV_DONTNEED");
+		args = fault(p, pages,
+			     BENCH_FAULT | (peer ? BENCH_P2P_OK : 0), 1);
+		found(&args, peer ? pages / 2 : pages, peer ? pages / 2 : 0);
+		keep_least(&least, args.all);
+		munmap(p, pages * PAGE);
+	}
+	return least;
+}
+
 static void ram(bool ranges)
 {
 	char *p = anonymous(sizes[1] * PAGE, false);
@@ -156,6 +205,7 @@ static void ram(bool ranges)
 		args = fault(h, huge_sizes[i], BENCH_FAULT, ROUNDS);
 		found(&args, huge_sizes[i], 0);
 		say("fault_2m", huge_sizes[i], args.fault);
+		say("alternating_ram", sizes[i], alternating(sizes[i], false));
 	}
 	if (ranges)
 		map_range("ram", h, BENCH_FAULT);
@@ -186,30 +236,6 @@ static void range(void)
 	}
 	munmap(p, len);
 	close(fd);
-}
-
-static void migrate(char *p, size_t len)
-{
-	struct p2ptest_gpu_migrate args = {
-		.addr = (uintptr_t)p,
-		.len = len,
-		.dir = P2PTEST_GPU_TO_VRAM,
-	};
-
-	if (ioctl(gpu_fd, P2PTEST_GPU_MIGRATE, &args) ||
-	    args.pages != len / PAGE)
-		err(1, "%llu of %zu pages moved to VRAM", args.pages,
-		    len / PAGE);
-}
-
-/*
- * What else the kernel does now and then, and what it finds in its caches, makes
- * a count larger, never smaller: of several, the least is what it takes.
- */
-static void keep_least(uint64_t *least, uint64_t count)
-{
-	if (count < *least)
-		*least = count;
 }
 
 static uint64_t home_and_back(char *p, unsigned long pages)
@@ -253,6 +279,7 @@ static void alias(void)
 		args = fault(h, huge_sizes[i], peer | BENCH_MAP, ROUNDS);
 		say("map_alias_2m", huge_sizes[i], args.map);
 		say("alias_2m_runs", huge_sizes[i], args.runs);
+		say("alternating_alias", sizes[i], alternating(sizes[i], true));
 	}
 	map_range("alias", h, peer);
 	for (i = 0; i < 2; i++) {

@@ -152,7 +152,7 @@ static int bench_round(struct bench *bench, struct hmm_bench *args)
 		.default_flags = args->flags & BENCH_FAULT ?
 				 HMM_PFN_REQ_FAULT : 0,
 	};
-	cycles_t start, ticks;
+	cycles_t start, ticks, all = 0;
 	int ret;
 
 #ifdef BENCH_P2P
@@ -166,6 +166,7 @@ static int bench_round(struct bench *bench, struct hmm_bench *args)
 		start = get_cycles();
 		ret = hmm_range_fault(&range);
 		ticks = get_cycles() - start;
+		all += ticks;
 		mmap_read_unlock(mm);
 		if (ret == -EBUSY)
 			continue;
@@ -180,6 +181,7 @@ static int bench_round(struct bench *bench, struct hmm_bench *args)
 	}
 
 	bench_least(&args->fault, ticks);
+	bench_least(&args->all, all);
 	bench_look(bench, args);
 	if (args->flags & BENCH_MAP)
 		ret = bench_map(bench, args);
@@ -217,6 +219,7 @@ static long bench_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	    (args.run && args.pages % args.run))
 		return -EINVAL;
 	args.fault = 0;
+	args.all = 0;
 	args.map = 0;
 	args.unmap = 0;
 

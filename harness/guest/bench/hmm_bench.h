@@ -23,6 +23,7 @@
  * @run: 0, or map runs of as many pages, the last one first
  * @pad: zero
  * @fault: (out) clock ticks of hmm_range_fault()
+ * @all: (out) the same with the calls before, whose result was invalidated
  * @map: (out) clock ticks to map all pages, with their DMA addresses
  * @unmap: (out) clock ticks to unmap all pages
  * @host: (out) pages that were found in host memory
@@ -39,6 +40,7 @@ struct hmm_bench {
 	__u32 run;
 	__u32 pad;
 	__u64 fault;
+	__u64 all;
 	__u64 map;
 	__u64 unmap;
 	__u64 host;
