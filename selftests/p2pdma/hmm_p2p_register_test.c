@@ -825,8 +825,8 @@ TEST_F_TIMEOUT(unmappable, come_home, TIMEOUT_S)
 				 P2PTEST_NIC_MR_WRITE, &handle));
 	ASSERT_EQ(0, p2p_stats_since(&stats));
 	EXPECT_EQ(variant->victims, stats.pages[P2PTEST_REASON_MAP_FAILED]);
-	/* The second time all of them are found but the victims */
-	EXPECT_EQ(2 * PAGES - variant->victims,
+	/* All are found once, others than the victims twice more: after one migrates */
+	EXPECT_GE(3 * PAGES - 2 * variant->victims,
 		  stats.pages[p2p_path_reason(p2p->path)]);
 	EXPECT_EQ(variant->victims, p2p_moves(_metadata, &p2p->gpu, &before));
 
