@@ -1044,6 +1044,33 @@ TEST_F_TIMEOUT(nouveau, no_huge_page, HUGE_TIMEOUT_S)
 	buf_free(_metadata, &buf);
 }
 
+/* The driver goes while there is no memory for a huge page: it waits for some */
+TEST_F_TIMEOUT(nouveau, no_huge_page_unbound, HUGE_TIMEOUT_S)
+{
+	char name[P2P_PCI_NAME];
+	struct p2p_buf buf;
+	int status;
+	pid_t pid;
+
+	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
+		return;
+	to_vram(_metadata, self->fd, &buf);
+	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	if (!p2p_huge_pages_fail(_metadata, true))
+		return;
+	pid = p2p_fork_child(_metadata);
+	if (!pid)
+		_exit(!!p2p_pci_unbind("nouveau", name));
+	p2p_sleep_ms(1000);
+	EXPECT_EQ(0, waitpid(pid, &status, WNOHANG));
+	p2p_huge_pages_fail(_metadata, false);
+	p2p_wait_child(_metadata, pid);
+	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
+	all_home(_metadata, &buf, BEFORE);
+	bind_again(_metadata, self, name);
+	buf_free(_metadata, &buf);
+}
+
 FIXTURE(nouveau_nic)
 {
 	int fd;
