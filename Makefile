@@ -55,7 +55,7 @@ help: ## list the targets
 	@echo '  KTAP=1     print the results as KTAP, too (test)'
 	@echo '  SHARD=1/4  the first of four parts (test)'
 	@echo '  FORCE=1    run what is cached, too (test, check, mutants, bisect)'
-	@echo '  MINUTES=n  how long each job of soak takes'
+	@echo '  MINUTES=n  how long the stress tests of soak take'
 	@echo '  SEED=n     what soak does, to do it again'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
 	@echo '  DOCTOR=    options of p2p-doctor, e.g. --json (doctor)'
