@@ -109,12 +109,50 @@ TEST_F_TIMEOUT(rxe, unaligned, TIMEOUT_S)
 	rxe_buf_free(_metadata, &buf);
 }
 
+/* A region has other addresses for the network than for the process */
+TEST_F_TIMEOUT(rxe, iova, TIMEOUT_S)
+{
+	const size_t from = P2P_PAGE + 100, len = 3 * P2P_PAGE;
+	const __u64 iova = 16 * P2P_PAGE;
+	void *theirs = (void *)(uintptr_t)(iova + from);
+	struct ibv_sge sge = { .addr = iova };
+	struct rxe_buf buf;
+
+	rxe_buf_init(_metadata, self, &buf, PAGES, 0);
+	buf.mr = ibv_reg_mr_iova(self->pd, buf.p, buf.len, iova, ODP);
+	ASSERT_NE(NULL, buf.mr);
+	rxe_buf_to_vram(_metadata, self, &buf);
+	p2p_fill(self->data, AFTER, from, len);
+	rxe_expect_success(_metadata,
+			   rxe_request(_metadata, self, IBV_WR_RDMA_WRITE,
+				       self->data, self->data_mr, len, theirs,
+				       buf.mr));
+	p2p_expect_pattern(_metadata, "before", buf.p, BEFORE, 0, from);
+	p2p_expect_pattern(_metadata, "written", buf.p + from, AFTER, from,
+			   len);
+	p2p_expect_pattern(_metadata, "after", buf.p + from + len, BEFORE,
+			   from + len, buf.len - from - len);
+
+	sge.length = buf.len;
+	sge.lkey = buf.mr->lkey;
+	EXPECT_EQ(0, ibv_advise_mr(self->pd,
+				   IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	memset(self->data, 0, len);
+	rxe_expect_success(_metadata,
+			   rxe_request(_metadata, self, IBV_WR_RDMA_READ,
+				       self->data, self->data_mr, len, theirs,
+				       buf.mr));
+	p2p_expect_pattern(_metadata, "RDMA read", self->data, AFTER, from, len);
+	rxe_buf_free(_metadata, &buf);
+}
+
 TEST_F_TIMEOUT(rxe, atomic, TIMEOUT_S)
 {
 	struct rxe_buf buf;
 	__u64 old, before;
 
-	rxe_buf_init(_metadata, self, &buf, 1, ODP);
+	rxe_buf_init(_metadata, self, &buf, 1, ODP | IBV_ACCESS_REMOTE_ATOMIC);
 	memcpy(&old, buf.p, sizeof(old));
 	rxe_buf_to_vram(_metadata, self, &buf);
 	before = rxe_moved_out(_metadata, self);

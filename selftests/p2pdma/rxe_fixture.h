@@ -25,8 +25,9 @@
 /* Seed of what the GPU writes */
 #define GPU	400
 
+/* Regions with atomic access never have pages of a peer, whatever the device */
 #define REMOTE	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | \
-		 IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)
+		 IBV_ACCESS_REMOTE_WRITE)
 #define ODP	(REMOTE | IBV_ACCESS_ON_DEMAND)
 
 FIXTURE(rxe)
@@ -114,7 +115,7 @@ static inline void rxe_connect(struct __test_metadata *_metadata,
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
 		.port_num = PORT,
-		.qp_access_flags = REMOTE,
+		.qp_access_flags = REMOTE | IBV_ACCESS_REMOTE_ATOMIC,
 	};
 	struct ibv_port_attr port;
 	union ibv_gid gid;

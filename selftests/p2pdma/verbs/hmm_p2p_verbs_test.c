@@ -390,11 +390,15 @@ TEST_F_TIMEOUT(verbs, atomic_added, TIMEOUT_S)
 		verbs_buf_check(_metadata, self, &buf);
 		ret = rereg(&buf, IBV_REREG_MR_CHANGE_ACCESS, NULL,
 			    VERBS_ODP | IBV_ACCESS_REMOTE_ATOMIC);
+		verbs_buf_to_vram(_metadata, self, &buf);
 	}
 	if (ret == EOPNOTSUPP)
 		SKIP(goto free, "the RDMA device does not change regions");
 	ASSERT_EQ(0, ret);
-	verbs_buf_to_vram(_metadata, self, &buf);
+	/* They are there still: nothing else takes their mappings away */
+	if (!self->no_gpu && self->peer)
+		EXPECT_EQ((long)buf.pages,
+			  verbs_buf_vram(self, &buf, 0, buf.len));
 	verbs_buf_fill(&data, AFTER);
 	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
 		   buf.len);
