@@ -135,9 +135,8 @@ TEST_F_TIMEOUT(rxe, iova, TIMEOUT_S)
 
 	sge.length = buf.len;
 	sge.lkey = buf.mr->lkey;
-	EXPECT_EQ(0, ibv_advise_mr(self->pd,
-				   IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	EXPECT_EQ(0, rxe_advise(self, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+				&sge));
 	memset(self->data, 0, len);
 	rxe_expect_success(_metadata,
 			   rxe_request(_metadata, self, IBV_WR_RDMA_READ,
