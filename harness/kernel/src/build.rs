@@ -152,6 +152,7 @@ impl Builder<'_> {
         make.run(&arguments(&jobs, kernel), &step)?;
         if !kernel.is_built_only() {
             link_modules(&built)?;
+            self.index_modules(&built)?;
             for entry in &kernel.selftests {
                 make.selftests(entry, &step)?;
             }
@@ -161,6 +162,13 @@ impl Builder<'_> {
         }
         step.done("built");
         Ok(())
+    }
+
+    /// Prepares the folder of modules that vng uses. vng does so itself if need be, and two
+    /// machines that begin at the same time would do it at the same time.
+    fn index_modules(&self, built: &Built) -> Result<()> {
+        let program = self.tools.vng_dir.join("virtme-prep-kdir-mods");
+        capture(Command::new(program).current_dir(&built.dir)).map(drop)
     }
 
     /// Builds the benchmark's module and program for a kernel that was built.
