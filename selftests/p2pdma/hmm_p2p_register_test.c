@@ -787,9 +787,11 @@ FIXTURE_VARIANT_ADD(unmappable, all) { PAGES };
 
 FIXTURE_SETUP(unmappable)
 {
+	p2p_setup(_metadata, &self->p2p, NULL);
+	if (self->p2p.nic.fd < 0)
+		return;
 	if (!p2p_maps_can_fail())
 		SKIP(return, "the kernel has no CONFIG_FAIL_HMM_DMA_MAP");
-	p2p_setup(_metadata, &self->p2p, NULL);
 	if (!p2p_peer_path(self->p2p.path))
 		SKIP(return, "another topology: no path to the GPU");
 }

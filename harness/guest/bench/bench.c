@@ -20,6 +20,7 @@
 #include <linux/p2ptest.h>
 
 #include "hmm_bench.h"
+#include "p2p_cache.h"
 
 #define PAGE		4096UL
 #define HUGE		(2UL << 20)
@@ -378,6 +379,80 @@ static void nic(bool peer)
 		say("nic_back", NIC_PAGES, least.back);
 }
 
+/* What memory of a size costs a card without page faults */
+struct registration_least {
+	uint64_t first;
+	uint64_t cached;
+	uint64_t revoked;
+	uint64_t plain;
+};
+
+static uint64_t drop_page(char *p)
+{
+	uint64_t start = ticks();
+
+	if (madvise(p, PAGE, MADV_DONTNEED))
+		err(1, "MADV_DONTNEED");
+	return ticks() - start;
+}
+
+static uint64_t register_it(struct p2p_cache *cache, char *p, size_t len)
+{
+	uint64_t start = ticks();
+	__u32 handle;
+	int ret = p2p_cache_get(cache, p, len, P2PTEST_NIC_MR_WRITE, &handle);
+
+	start = ticks() - start;
+	if (ret)
+		errx(1, "registration of %zu bytes: %d", len, ret);
+	return start;
+}
+
+/*
+ * The first registration of memory in the GPU, and the second one, which finds the
+ * first in the cache; a page that goes away, with and without them; and what HMM
+ * alone takes to find all pages and to map them.
+ */
+static void registration(const char *size, unsigned long pages)
+{
+	struct registration_least least = {
+		UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX
+	};
+	const struct p2p_nic nic = { .fd = nic_fd };
+	const size_t len = pages * PAGE;
+	struct hmm_bench args;
+	char name[64];
+	int round;
+
+	for (round = 0; round < ROUNDS; round++) {
+		struct p2p_cache *cache = p2p_cache_new(&nic, len);
+		char *p = anonymous(len, false);
+
+		if (!cache)
+			errx(1, "no memory");
+		migrate(p, len);
+		args = fault(p, pages, BENCH_FAULT | BENCH_P2P_OK | BENCH_MAP |
+			     BENCH_MAP_RANGE, ROUNDS);
+		found(&args, 0, pages);
+		keep_least(&least.plain, drop_page(p));
+		p[0] = 1;
+		migrate(p, PAGE);
+		keep_least(&least.first, register_it(cache, p, len));
+		keep_least(&least.cached, register_it(cache, p, len));
+		keep_least(&least.revoked, drop_page(p));
+		p2p_cache_free(cache);
+		munmap(p, len);
+	}
+	snprintf(name, sizeof(name), "register_first_%s", size);
+	say(name, 1, least.first);
+	snprintf(name, sizeof(name), "register_cached_%s", size);
+	say(name, 1, least.cached);
+	snprintf(name, sizeof(name), "revoke_page_%s", size);
+	say(name, 1, least.revoked - least.plain);
+	snprintf(name, sizeof(name), "find_and_map_%s", size);
+	say(name, 1, args.fault + args.map);
+}
+
 static int open_it(const char *path)
 {
 	int fd = open(path, O_RDWR);
@@ -401,6 +476,9 @@ int main(int argc, char **argv)
 		alias();
 		nic(true);
 		nic(false);
+		registration("64k", 16);
+		registration("1m", 256);
+		registration("32m", 8192);
 	}
 	return 0;
 }

@@ -192,14 +192,18 @@ impl Builder<'_> {
             &[&module, &format!("MO={}", output.display()), "modules"],
             &step,
         )?;
+        let library = self.tree.dir.join("tools/testing/selftests").join(OURS);
         let mut command = make.bare("gcc")?;
         command
             .args(["-O2", "-Wall", "-Werror", "-idirafter"])
             // The interface of the test devices is in no other headers.
             .arg(self.tree.dir.join("include/uapi"))
+            .arg("-I")
+            .arg(&library)
             .arg("-o")
             .arg(output.join("bench"))
-            .arg(sources.join("bench.c"));
+            .arg(sources.join("bench.c"))
+            .args(["p2p_cache.c", "p2ptest.c", "p2p_sysfs.c"].map(|file| library.join(file)));
         make.finish(command, &step)
     }
 
