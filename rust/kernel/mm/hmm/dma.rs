@@ -269,6 +269,12 @@ impl<'bound> DmaMap<'bound> {
         })
     }
 
+    /// Tells whether slot `index` has a mapping.
+    pub fn is_mapped(&self, index: usize) -> bool {
+        // SAFETY: As in `get`.
+        index < self.len() && unsafe { *self.map.pfn_list.add(index) } & DMA_MAPPED != 0
+    }
+
     /// Empties the slots `range`, and returns how many of them were not empty.
     ///
     /// The device must have stopped to use them.

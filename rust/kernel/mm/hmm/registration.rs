@@ -212,6 +212,10 @@ impl<'bound, S> Table<'bound, S> {
         self.dma.as_ref()?.get(index)
     }
 
+    fn is_mapped(&self, index: usize) -> bool {
+        self.dma.as_ref().is_some_and(|dma| dma.is_mapped(index))
+    }
+
     /// Returns how page `index` fared when a peer's address was asked for.
     pub fn p2p_result(&self, index: usize) -> P2pResult {
         self.results
@@ -257,7 +261,7 @@ impl<'bound, S> Table<'bound, S> {
             return;
         };
         // What the device was never told, it cannot use.
-        if !pages.clone().any(|page| dma.get(page).is_some()) {
+        if !pages.clone().any(|page| dma.is_mapped(page)) {
             return;
         }
 
@@ -280,7 +284,7 @@ impl<'bound, S> Table<'bound, S> {
     fn fill(&mut self, first: usize, valid: Valid<'_>, options: Options) -> Result<Option<usize>> {
         let dma = self.dma.as_mut().ok_or(ESHUTDOWN)?;
         let pages = first..first + valid.len();
-        let mapped = |dma: &DmaMap<'_>| pages.clone().filter(|p| dma.get(*p).is_some()).count();
+        let mapped = |dma: &DmaMap<'_>| pages.clone().filter(|p| dma.is_mapped(*p)).count();
         let before = mapped(dma);
         let mut fill = dma.fill(valid);
         let mut next = 0;
@@ -495,7 +499,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
                 return Err(ESHUTDOWN);
             }
             // Behind what was mapped last; then in front of it, where pages may have been revoked.
-            let missing = |page: &usize| guard.get(*page).is_none();
+            let missing = |page: &usize| !guard.is_mapped(*page);
             let found = (first..pages.end)
                 .find(missing)
                 .or_else(|| (pages.start..first).find(missing));
@@ -561,7 +565,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
                 None => return Ok(guard),
                 // The device can have what is not mapped now from host memory.
                 Some(page) => {
-                    for other in pages.clone().filter(|p| guard.get(*p).is_none()) {
+                    for other in pages.clone().filter(|p| !guard.is_mapped(*p)) {
                         buf.host_only(other - pages.start, P2pResult::MapFailed);
                     }
                     drop(guard);
