@@ -218,7 +218,7 @@ static void prefetch(struct __test_metadata *_metadata, VERBS_SELF *self,
 	struct verbs_buf buf, data;
 	struct verbs_mark mark;
 	struct ibv_sge sge;
-	int ret;
+	int tries, ret;
 
 	verbs_buf_init(_metadata, self, &buf, pages, BEFORE, VERBS_ODP);
 	verbs_buf_init(_metadata, self, &data, pages, OTHER, VERBS_REMOTE);
@@ -229,7 +229,12 @@ static void prefetch(struct __test_metadata *_metadata, VERBS_SELF *self,
 		.lkey = buf.mr->lkey,
 	};
 	verbs_mark(_metadata, self, &mark);
-	ret = ibv_advise_mr(self->v.pd, advice, flags, &sge, 1);
+	/* Where all pages come home, the kernel may give up after a second */
+	for (tries = 0; tries < 60; tries++) {
+		ret = ibv_advise_mr(self->v.pd, advice, flags, &sge, 1);
+		if (ret != EBUSY)
+			break;
+	}
 	if (ret == EOPNOTSUPP)
 		SKIP(goto free, "the RDMA device takes no advice");
 	ASSERT_EQ(0, ret);
