@@ -132,29 +132,42 @@ TEST_F_TIMEOUT(nv, pages, TIMEOUT_S)
 	EXPECT_EQ(0, call(self->fd, CLIENT_CALLBACKS, NULL));
 }
 
-/* Pages that are not in a row are presented one by one */
-TEST_F_TIMEOUT(nv, scattered, TIMEOUT_S)
+/* Whatever the GPU has free next belongs to somebody else now */
+static void take_page(struct __test_metadata *_metadata, FIXTURE_DATA(nv) *self)
+{
+	unsigned char *p = p2p_alloc(P2P_PAGE);
+
+	ASSERT_NE(NULL, p);
+	*p = 1;
+	ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu, p, P2P_PAGE));
+}
+
+/* LEN bytes are presented page by page; those at @at are where they should be */
+static void expect_small(struct __test_metadata *_metadata,
+			 FIXTURE_DATA(nv) *self, unsigned char *p, __u64 seed,
+			 size_t at)
 {
 	struct client_get arg = { };
 	unsigned char part[PART];
-	unsigned char *other;
 
+	ASSERT_EQ(0, get(self->fd, p, LEN, &arg));
+	EXPECT_EQ(P2P_PAGE, arg.page_size);
+	EXPECT_EQ(LEN / P2P_PAGE, arg.entries);
+	EXPECT_EQ(0, transfer(self->fd, CLIENT_READ, at, part, 0));
+	p2p_expect_pattern(_metadata, "CPU by BAR", part, seed, at, PART);
+	EXPECT_EQ(0, call(self->fd, CLIENT_PUT, NULL));
+}
+
+/* Pages that are not in a row are presented one by one */
+TEST_F_TIMEOUT(nv, scattered, TIMEOUT_S)
+{
 	/* One page changes its place */
 	ASSERT_EQ(1, p2p_gpu_to_host(&self->gpu, self->p + P2P_PAGE,
 				     P2P_PAGE));
-	other = p2p_alloc(P2P_PAGE);
-	ASSERT_NE(NULL, other);
-	*other = 1;
-	ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu, other, P2P_PAGE));
+	take_page(_metadata, self);
 	ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu, self->p + P2P_PAGE,
 				     P2P_PAGE));
-	ASSERT_EQ(0, get(self->fd, self->p, LEN, &arg));
-	EXPECT_EQ(P2P_PAGE, arg.page_size);
-	EXPECT_EQ(LEN / P2P_PAGE, arg.entries);
-	EXPECT_EQ(0, transfer(self->fd, CLIENT_READ, P2P_PAGE, part, 0));
-	p2p_expect_pattern(_metadata, "CPU by BAR", part, BEFORE, P2P_PAGE,
-			   PART);
-	EXPECT_EQ(0, call(self->fd, CLIENT_PUT, NULL));
+	expect_small(_metadata, self, self->p, BEFORE, P2P_PAGE);
 }
 
 /*
@@ -163,17 +176,11 @@ TEST_F_TIMEOUT(nv, scattered, TIMEOUT_S)
  */
 TEST_F_TIMEOUT(nv, unaligned, TIMEOUT_S)
 {
-	struct client_get arg = { };
 	__u64 locs[LEN / P2P_PAGE];
-	unsigned char part[PART];
-	unsigned char *other, *p;
+	unsigned char *p;
 	size_t i;
 
-	/* A page in front of them, so that they do not follow the fixture's */
-	other = p2p_alloc(P2P_PAGE);
-	ASSERT_NE(NULL, other);
-	*other = 1;
-	ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu, other, P2P_PAGE));
+	take_page(_metadata, self);
 	p = alloc_aligned(_metadata, OTHER);
 	ASSERT_EQ((long)(LEN / P2P_PAGE), p2p_gpu_to_vram(&self->gpu, p, LEN));
 	ASSERT_EQ(0, p2p_gpu_lookup(&self->gpu, p, LEN, locs));
@@ -181,14 +188,7 @@ TEST_F_TIMEOUT(nv, unaligned, TIMEOUT_S)
 		ASSERT_EQ(p2p_loc_offset(locs[0]) + i * P2P_PAGE,
 			  p2p_loc_offset(locs[i]));
 	ASSERT_NE(0U, p2p_loc_offset(locs[0]) % GPU_PAGE);
-
-	ASSERT_EQ(0, get(self->fd, p, LEN, &arg));
-	EXPECT_EQ(P2P_PAGE, arg.page_size);
-	EXPECT_EQ(LEN / P2P_PAGE, arg.entries);
-	EXPECT_EQ(0, transfer(self->fd, CLIENT_READ, GPU_PAGE, part, 0));
-	p2p_expect_pattern(_metadata, "CPU by BAR", part, OTHER, GPU_PAGE,
-			   PART);
-	EXPECT_EQ(0, call(self->fd, CLIENT_PUT, NULL));
+	expect_small(_metadata, self, p, OTHER, GPU_PAGE);
 }
 
 /* The GPU's driver goes: the client is told, and the memory comes home */

@@ -696,6 +696,7 @@ struct mover {
 	int rounds;
 	int ret;
 	int wrong;
+	bool begun;
 };
 
 static void *mover_run(void *arg)
@@ -828,6 +829,7 @@ static void *bind_all(void *arg)
 {
 	struct mover *m = arg;
 
+	__atomic_store_n(&m->begun, true, __ATOMIC_RELEASE);
 	m->ret = nouveau_to_vram(m->fd, m->buf.p, m->buf.len);
 	return NULL;
 }
@@ -851,6 +853,8 @@ TEST_F_TIMEOUT(nouveau, unbound_mappings, TIMEOUT_S)
 		ASSERT_EQ(0, mprotect(m.buf.p + 2 * i * P2P_PAGE, P2P_PAGE,
 				      PROT_READ | PROT_WRITE));
 	ASSERT_EQ(0, pthread_create(&m.thread, NULL, bind_all, &m));
+	while (!__atomic_load_n(&m.begun, __ATOMIC_ACQUIRE))
+		p2p_sleep_ms(1);
 	p2p_sleep_ms(10);
 	ASSERT_TRUE(unbinds(_metadata, name));
 	ASSERT_EQ(0, pthread_join(m.thread, NULL));
