@@ -1,10 +1,12 @@
 //! Physical addresses: video memory, and the host's memory as the GPU reaches it by DMA.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use endpoint::memory::Memory;
@@ -93,10 +95,52 @@ impl fmt::Display for Fault {
     }
 }
 
+const BLOCK: u64 = 4096;
+/// More than the tables of what nouveau maps at a time.
+const CACHED_BLOCKS: usize = 256;
+
+/// Blocks of a file of which something small was read, for which a system call each
+/// time would take too long: an access by a BAR reads up to eight entries of page tables.
+#[derive(Default)]
+struct Cache(Mutex<HashMap<u64, Box<[u8; BLOCK as usize]>>>);
+
+impl Cache {
+    /// Reads bytes inside of one block.
+    fn read(&self, file: &File, address: u64, data: &mut [u8]) -> io::Result<()> {
+        let mut blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (block, at) = (address / BLOCK, (address % BLOCK) as usize);
+        if !blocks.contains_key(&block) {
+            let mut read = Box::new([0; BLOCK as usize]);
+            file.read_exact_at(&mut read[..], block * BLOCK)?;
+            if blocks.len() >= CACHED_BLOCKS {
+                blocks.clear();
+            }
+            blocks.insert(block, read);
+        }
+        data.copy_from_slice(&blocks[&block][at..at + data.len()]);
+        Ok(())
+    }
+
+    /// Forgets the blocks of these bytes, which have changed.
+    fn forget(&self, address: u64, len: usize) {
+        let mut blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = address + len as u64;
+        if len as u64 <= BLOCK {
+            for block in address / BLOCK..end.div_ceil(BLOCK) {
+                blocks.remove(&block);
+            }
+        } else {
+            blocks.retain(|block, _| (block + 1) * BLOCK <= address || block * BLOCK >= end);
+        }
+    }
+}
+
 /// Video memory: a sparse file.
 pub struct Vram {
     file: File,
     size: u64,
+    /// None if another process writes the file.
+    cache: Option<Cache>,
 }
 
 impl Vram {
@@ -115,14 +159,22 @@ impl Vram {
                 .context("video memory")?,
         };
         file.set_len(size).context("video memory")?;
-        Ok(Self { file, size })
+        Ok(Self {
+            file,
+            size,
+            cache: Some(Cache::default()),
+        })
     }
 
     /// That of a model which runs, to look at it from outside.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let size = file.metadata()?.len();
-        Ok(Self { file, size })
+        Ok(Self {
+            file,
+            size,
+            cache: None,
+        })
     }
 
     /// Bytes.
@@ -132,6 +184,7 @@ impl Vram {
 
     /// Loses what is in it.
     pub fn clear(&mut self) -> io::Result<()> {
+        self.cache = Some(Cache::default());
         self.file.set_len(0)?;
         self.file.set_len(self.size)
     }
@@ -148,13 +201,22 @@ impl Vram {
     /// Reads.
     pub fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
         self.check(address, data.len())?;
-        self.file.read_exact_at(data, address)
+        let is_small = data.len() <= 8 && address % BLOCK + data.len() as u64 <= BLOCK;
+        match &self.cache {
+            Some(cache) if is_small => cache.read(&self.file, address, data),
+            _ => self.file.read_exact_at(data, address),
+        }
     }
 
     /// Writes.
     pub fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
         self.check(address, data.len())?;
-        self.file.write_all_at(data, address)
+        // A write that fails may have written a part.
+        let written = self.file.write_all_at(data, address);
+        if let Some(cache) = &self.cache {
+            cache.forget(address, data.len());
+        }
+        written
     }
 }
 
@@ -203,5 +265,65 @@ impl Space<'_> {
         let mut data = [0; 8];
         self.read(place, &mut data)?;
         Ok(u64::from_le_bytes(data))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What a model of 64 KiB is asked to do: write (address, byte, length), or read.
+    fn accesses() -> impl Strategy<Value = Vec<(u64, Option<u8>, usize)>> {
+        let len = prop_oneof![1..=8_usize, 1..=20_000_usize];
+        let access = (0..0x1_0000_u64, proptest::option::of(any::<u8>()), len);
+        proptest::collection::vec(access, 1..60)
+    }
+
+    proptest! {
+        #[test]
+        fn a_read_returns_what_was_written_last(accesses in accesses()) {
+            let mut vram = Vram::new(None, 0x1_0000).unwrap();
+            let mut bytes = vec![0; 0x1_0000];
+            for (address, byte, len) in accesses {
+                let at = address as usize;
+                let is_inside = at + len <= bytes.len();
+                match byte {
+                    Some(0) => {
+                        vram.clear().unwrap();
+                        bytes.fill(0);
+                    }
+                    Some(byte) => {
+                        let written = vram.write(address, &vec![byte; len]);
+                        prop_assert_eq!(written.is_ok(), is_inside);
+                        if is_inside {
+                            bytes[at..at + len].fill(byte);
+                        }
+                    }
+                    None => {
+                        let mut data = vec![0; len];
+                        let read = vram.read(address, &mut data);
+                        prop_assert_eq!(read.is_ok(), is_inside);
+                        if is_inside {
+                            prop_assert_eq!(&data[..], &bytes[at..at + len]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_looks_from_outside_sees_each_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vram");
+        let vram = Vram::new(Some(&path), 0x1000).unwrap();
+        let outside = Vram::open(&path).unwrap();
+        for byte in [1, 2] {
+            vram.write(8, &[byte]).unwrap();
+            let mut data = [0];
+            outside.read(8, &mut data).unwrap();
+            assert_eq!(data, [byte]);
+        }
     }
 }
