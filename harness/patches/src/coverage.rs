@@ -230,7 +230,7 @@ impl Coverage<'_> {
             .or_default()
             .insert("KBUILD_RUSTFLAGS += -Cdebuginfo=1\n".to_owned());
         for file in touched {
-            if let Some((makefile, line)) = counting(&tree.dir, file) {
+            for (makefile, line) in counting(&tree.dir, file) {
                 makefiles.entry(makefile).or_default().insert(line);
             }
         }
@@ -284,17 +284,26 @@ fn notes(objects: &Path, name: &str) -> Option<PathBuf> {
     None
 }
 
-/// The Makefile that builds a file, and what makes it count there. Where there is a file
-/// `Kbuild`, it is read in place of the Makefile.
-fn counting(tree: &Path, file: &str) -> Option<(PathBuf, String)> {
-    let stem = file.strip_suffix(".c")?;
-    let folders = Path::new(file).ancestors().skip(1);
-    let mut makefiles =
-        folders.flat_map(|dir| ["Kbuild", "Makefile"].map(|name| (dir, dir.join(name))));
-    let (folder, makefile) = makefiles.find(|(_, name)| tree.join(name).is_file())?;
-    let object = Path::new(stem).strip_prefix(folder).ok()?;
-    let line = format!("GCOV_PROFILE_{}.o := y\n", object.display());
-    Some((tree.join(makefile), line))
+/// Lines for Makefiles that let an object of a file count. Kbuild looks the object up by its
+/// name from the folder that builds it, which may be any above: nouveau includes the files
+/// `Kbuild` of all folders below it. Where there is a file `Kbuild`, it is read in place of
+/// the Makefile.
+fn counting(tree: &Path, file: &str) -> Vec<(PathBuf, String)> {
+    let Some(stem) = file.strip_suffix(".c") else {
+        return Vec::new();
+    };
+    let line = |folder: &Path| {
+        let names = ["Kbuild", "Makefile"].map(|name| tree.join(folder).join(name));
+        let makefile = names.into_iter().find(|name| name.is_file())?;
+        let object = Path::new(stem).strip_prefix(folder).ok()?;
+        let line = format!("GCOV_PROFILE_{}.o := y\n", object.display());
+        Some((makefile, line))
+    };
+    Path::new(file)
+        .ancestors()
+        .skip(1)
+        .filter_map(line)
+        .collect()
 }
 
 #[cfg(test)]

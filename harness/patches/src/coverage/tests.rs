@@ -32,20 +32,21 @@ fn the_settings_of_this_repository() {
 }
 
 #[test]
-fn objects_count_where_their_makefile_is() {
+fn objects_count_by_their_name_in_each_folder_above() {
     let tree = tempfile::tempdir().unwrap();
     fs::create_dir_all(tree.path().join("misc/rdma")).unwrap();
+    let line = |makefile: &str, text: &str| (tree.path().join(makefile), format!("{text}\n"));
     fs::write(tree.path().join("misc/Makefile"), "").unwrap();
-    let (makefile, line) = counting(tree.path(), "misc/rdma/main.c").unwrap();
-    assert_eq!(makefile, tree.path().join("misc/Makefile"));
-    assert_eq!(line, "GCOV_PROFILE_rdma/main.o := y\n");
-    assert!(counting(tree.path(), "misc/rdma/rdma.h").is_none());
-    // Kbuild reads this one then.
+    let outer = line("misc/Makefile", "GCOV_PROFILE_rdma/main.o := y");
+    let lines = counting(tree.path(), "misc/rdma/main.c");
+    assert_eq!(lines, [outer.clone()]);
+    assert!(counting(tree.path(), "misc/rdma/rdma.h").is_empty());
+    // Kbuild reads this one then, or it is included by the one above.
     fs::write(tree.path().join("misc/rdma/Makefile"), "").unwrap();
     fs::write(tree.path().join("misc/rdma/Kbuild"), "").unwrap();
-    let (makefile, line) = counting(tree.path(), "misc/rdma/main.c").unwrap();
-    assert_eq!(makefile, tree.path().join("misc/rdma/Kbuild"));
-    assert_eq!(line, "GCOV_PROFILE_main.o := y\n");
+    let inner = line("misc/rdma/Kbuild", "GCOV_PROFILE_main.o := y");
+    let lines = counting(tree.path(), "misc/rdma/main.c");
+    assert_eq!(lines, [inner, outer]);
 }
 
 #[test]
