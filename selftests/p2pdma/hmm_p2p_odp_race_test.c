@@ -438,4 +438,59 @@ TEST_F_TIMEOUT(odp, unbind, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
+FIXTURE(odp_silent)
+{
+	RDMA_SELF odp;
+	char name[P2P_PCI_NAME];
+};
+
+FIXTURE_SETUP(odp_silent)
+{
+	odp_setup(_metadata, &self->odp, NULL);
+	ASSERT_EQ(0, p2p_pci_name(RDMA_DRIVER, 0, self->name));
+}
+
+FIXTURE_TEARDOWN_PARENT(odp_silent)
+{
+	/* Also if the test did not get that far */
+	p2p_pci_command(self->name, 0, P2P_PCI_MEMORY);
+	odp_teardown(_metadata, &self->odp, NULL);
+	EXPECT_EQ(0, p2p_pci_unbind(RDMA_DRIVER, self->name));
+	EXPECT_EQ(0, p2p_pci_bind(RDMA_DRIVER, self->name, 0));
+}
+
+/*
+ * The device does not answer any more. It could still write to a page that is about
+ * to be somebody else's, so the driver takes the bus away from it.
+ */
+TEST_F_TIMEOUT(odp_silent, in_flight, TIMEOUT_S)
+{
+	RDMA_SELF *odp = &self->odp;
+	struct transfer t = {};
+	struct p2p_buf buf;
+
+	rdma_buf_init(_metadata, odp, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, odp, &buf);
+	transfer_start(_metadata, odp, &t, &buf, true);
+	ASSERT_LE(0, p2p_pci_command(self->name, P2P_PCI_MEMORY, 0));
+	/* Waits for the DMA that is in flight */
+	p2p_expect_pattern(_metadata, "last", buf.p + buf.len - P2P_PAGE,
+			   BEFORE, buf.len - P2P_PAGE, P2P_PAGE);
+	transfer_end(_metadata, &t);
+	EXPECT_EQ(-EIO, t.ret);
+	EXPECT_EQ(0, P2P_PCI_MASTER & p2p_pci_command(self->name, 0, 0));
+	p2p_expect_pattern(_metadata, "done", buf.p, AFTER, 0, t.xfer.done);
+	p2p_expect_pattern(_metadata, "rest", buf.p + t.xfer.done + P2P_PAGE,
+			   BEFORE, t.xfer.done + P2P_PAGE,
+			   buf.len - t.xfer.done - P2P_PAGE);
+
+	/* It is not trusted again */
+	ASSERT_LE(0, p2p_pci_command(self->name, 0, P2P_PCI_MEMORY));
+	transfer_start(_metadata, odp, &t, &buf, true);
+	transfer_end(_metadata, &t);
+	EXPECT_EQ(-EIO, t.ret);
+	EXPECT_EQ(0U, t.xfer.done);
+	rdma_buf_free(_metadata, odp, &buf);
+}
+
 TEST_HARNESS_MAIN

@@ -578,6 +578,7 @@ FIXTURE_SETUP(unbind)
 FIXTURE_TEARDOWN_PARENT(unbind)
 {
 	/* Also if the test did not get that far */
+	p2p_pci_command(self->nic, 0, P2P_PCI_MEMORY);
 	p2p_pci_bind(P2P_GPU_DRIVER, self->gpu, 0);
 	p2p_pci_bind(P2P_NIC_DRIVER, self->nic, 0);
 	p2p_teardown(_metadata, &self->p2p, NULL);
@@ -619,6 +620,65 @@ TEST_F_TIMEOUT(unbind, nic, TIMEOUT_S)
 	ASSERT_EQ(0, p2p_pci_unbind(P2P_GPU_DRIVER, self->gpu));
 	p2p_buf_cpu_read(_metadata, &src.buf, BEFORE);
 	p2p_buf_cpu_read(_metadata, &dst.buf, OTHER);
+}
+
+struct toucher {
+	pthread_t thread;
+	struct p2p_buf *buf;
+	size_t differs;
+	__u64 ms;
+};
+
+static void *toucher_run(void *arg)
+{
+	struct toucher *t = arg;
+	__u64 start;
+
+	p2p_sleep_ms(TRANSFER_MS / 2);
+	start = p2p_now_ms();
+	t->differs = p2p_compare(t->buf->p, BEFORE, 0, P2P_PAGE);
+	t->ms = p2p_now_ms() - start;
+	return NULL;
+}
+
+/*
+ * A card that does not answer any more: its registers say nothing of DMA that is in
+ * flight. The page must not move as long as it might be written, and somebody waits
+ * for it. So the driver takes the bus away from the card.
+ */
+TEST_F_TIMEOUT(unbind, silent_nic, TIMEOUT_S)
+{
+	P2P_SELF *p2p = &self->p2p;
+	struct toucher t = { };
+	struct side src, dst;
+
+	side_init(_metadata, p2p, &src, IN_GPU, PAGES, BEFORE);
+	side_init(_metadata, p2p, &dst, IN_GPU, PAGES, OTHER);
+	ASSERT_LE(0, p2p_pci_command(self->nic, P2P_PCI_MEMORY, 0));
+	t.buf = &src.buf;
+	ASSERT_EQ(0, pthread_create(&t.thread, NULL, toucher_run, &t));
+	EXPECT_EQ(-EIO, copy(p2p, &src, &dst, NULL));
+	ASSERT_EQ(0, pthread_join(t.thread, NULL));
+	EXPECT_EQ(P2P_PAGE, t.differs);
+	EXPECT_LT(0U, t.ms);
+	EXPECT_GT(10000U, t.ms);
+	EXPECT_EQ(0, P2P_PCI_MASTER & p2p_pci_command(self->nic, 0, 0));
+
+	/* It is not trusted again, until it is bound again */
+	ASSERT_LE(0, p2p_pci_command(self->nic, 0, P2P_PCI_MEMORY));
+	EXPECT_EQ(-EIO, copy(p2p, &src, &dst, NULL));
+	p2p_buf_cpu_read(_metadata, &src.buf, BEFORE);
+	p2p_buf_cpu_read(_metadata, &dst.buf, OTHER);
+	ASSERT_EQ(0, p2p_pci_unbind(P2P_NIC_DRIVER, self->nic));
+	ASSERT_EQ(0, p2p_pci_bind(P2P_NIC_DRIVER, self->nic, 0));
+	p2p_nic_close(&p2p->nic);
+	ASSERT_EQ(0, p2p_nic_open(&p2p->nic, 0));
+	side_pin(_metadata, p2p, &src);
+	side_pin(_metadata, p2p, &dst);
+	EXPECT_EQ(0, copy(p2p, &src, &dst, NULL));
+	p2p_buf_cpu_read(_metadata, &dst.buf, BEFORE);
+	side_free(_metadata, p2p, &src);
+	side_free(_metadata, p2p, &dst);
 }
 
 /* Bad input */

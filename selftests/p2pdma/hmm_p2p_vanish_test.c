@@ -369,26 +369,6 @@ FIXTURE_TEARDOWN_PARENT(p2p_vanish)
 	p2p_teardown(_metadata, &self->p2p, NULL);
 }
 
-#define COMMAND		4
-#define COMMAND_MEMORY	2
-#define COMMAND_MASTER	4
-
-static void command(struct __test_metadata *_metadata, const char *name,
-		    unsigned char bit, bool on)
-{
-	char path[96];
-	unsigned char value;
-	int fd;
-
-	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/config", name);
-	fd = open(path, O_RDWR | O_CLOEXEC);
-	ASSERT_LE(0, fd);
-	ASSERT_EQ(1, pread(fd, &value, 1, COMMAND));
-	value = on ? value | bit : value & ~bit;
-	ASSERT_EQ(1, pwrite(fd, &value, 1, COMMAND));
-	close(fd);
-}
-
 /* All processes look at their pages now; what they have in VRAM together */
 static long all_look(struct __test_metadata *_metadata)
 {
@@ -464,26 +444,25 @@ static void master_off(struct __test_metadata *_metadata,
 {
 	/* The GPU asks nobody for anything */
 	shared->lossy += dev == NIC;
-	command(_metadata, self->name[dev], COMMAND_MASTER, false);
+	ASSERT_LE(0, p2p_pci_command(self->name[dev], P2P_PCI_MASTER, 0));
 	p2p_sleep_ms(4 * TRANSFER_MS);
-	command(_metadata, self->name[dev], COMMAND_MASTER, true);
+	ASSERT_LE(0, p2p_pci_command(self->name[dev], 0, P2P_PCI_MASTER));
 	shared->lossy += dev == NIC;
 }
 
 /*
- * Nobody answers: all reads are ones, as if it were pulled out. The driver of the
- * NIC gives it up, until it is bound again. The driver of the GPU has nothing to
- * tell that by.
+ * The NIC does not answer, as if it were pulled out. Its driver gives it up, until
+ * it is bound again. The driver of the GPU has nothing to tell that by.
  */
 static void surprise(struct __test_metadata *_metadata,
 		     SELF *self, int dev __always_unused)
 {
 	shared->lossy++;
-	command(_metadata, self->name[NIC], COMMAND_MEMORY, false);
+	ASSERT_LE(0, p2p_pci_command(self->name[NIC], P2P_PCI_MEMORY, 0));
 	p2p_sleep_ms(TRANSFER_MS);
 	ASSERT_EQ(0, p2p_pci_unbind(P2P_NIC_DRIVER, self->name[NIC]));
 	all_look(_metadata);
-	command(_metadata, self->name[NIC], COMMAND_MEMORY, true);
+	ASSERT_LE(0, p2p_pci_command(self->name[NIC], 0, P2P_PCI_MEMORY));
 	ASSERT_EQ(0, p2p_pci_bind(P2P_NIC_DRIVER, self->name[NIC], 0));
 	shared->lossy++;
 }

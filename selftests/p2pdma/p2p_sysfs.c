@@ -421,6 +421,27 @@ int p2p_pci_attr_get(const char *name, const char *attr, char *text,
 	return ret;
 }
 
+#define PCI_COMMAND	4
+
+int p2p_pci_command(const char *name, unsigned char clear, unsigned char set)
+{
+	unsigned char value;
+	char path[128];
+	int fd, ret;
+
+	snprintf(path, sizeof(path), PCI_DEVICES "/%s/config", name);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	ret = pread(fd, &value, 1, PCI_COMMAND) == 1 ? 0 : -EIO;
+	if (!ret && (clear || set)) {
+		value = (value & ~clear) | set;
+		ret = pwrite(fd, &value, 1, PCI_COMMAND) == 1 ? 0 : -EIO;
+	}
+	close(fd);
+	return ret ?: value;
+}
+
 int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end)
 {
 	char path[96], line[128];

@@ -224,6 +224,11 @@ int p2p_pci_bind(const char *driver, const char *name, int id);
 int p2p_pci_attr_set(const char *name, const char *attr, const char *text);
 int p2p_pci_attr_get(const char *name, const char *attr, char *text,
 		     size_t size);
+#define P2P_PCI_MEMORY	2
+#define P2P_PCI_MASTER	4
+
+/* Change bits of the command register; its low byte as it is then */
+int p2p_pci_command(const char *name, unsigned char clear, unsigned char set);
 /* Start and end (exclusive) of a memory BAR */
 int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end);
 /* Does an IOMMU translate the device's addresses? */

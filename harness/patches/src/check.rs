@@ -25,6 +25,7 @@ use results::report::Outcome;
 mod building;
 mod mail;
 mod messages;
+mod prose;
 mod trees;
 
 /// Checks of seconds, which `make test` runs, too.
@@ -46,6 +47,10 @@ pub const OUTPUTS: [&str; 2] = ["check", "check-topic"];
 /// Checks of minutes.
 pub const BUILDING: [&str; 2] = ["objects", "rustdoc"];
 
+/// What pages and messages are like to read. It needs proselint, which may have to be
+/// downloaded.
+pub const PROSE: &str = "prose";
+
 /// Which topics apply to which kernels. It may have to download some.
 pub const TREES: &str = "trees";
 
@@ -57,6 +62,7 @@ struct CheckConfig {
     targets: Vec<String>,
     words: Vec<String>,
     suites: Vec<String>,
+    prose: prose::Config,
     #[serde(rename = "tree")]
     trees: Vec<trees::Kernel>,
 }
@@ -147,6 +153,14 @@ impl<'a> Checker<'a> {
             "objects" => building::objects(self, builder, &step)?,
             _ => vec![building::rustdoc(self, builder, &step)?],
         };
+        step.done(format!("{} tests", outcomes.len()));
+        Ok(outcomes)
+    }
+
+    /// Runs [`PROSE`].
+    pub fn prose(&self, ui: &Ui) -> Result<Vec<Outcome>> {
+        let step = ui.step(format!("run: {PROSE}"));
+        let outcomes = prose::run(self, ui)?;
         step.done(format!("{} tests", outcomes.len()));
         Ok(outcomes)
     }

@@ -25,6 +25,9 @@ pub mod source;
 const BINDGEN: &str = "0.72.1";
 const VIRTME_NG: &str = "1.42";
 
+/// For `make check ONLY=prose`.
+const PROSELINT: &str = "0.16.0";
+
 /// Programs that [`tools`] has made sure of.
 pub struct Tools {
     /// bindgen
@@ -55,8 +58,11 @@ fn bindgen_home(paths: &Paths) -> PathBuf {
 }
 
 fn virtme_ng_home(paths: &Paths) -> PathBuf {
-    let name = format!("virtme-ng-{VIRTME_NG}");
-    paths.cache.join("tools").join(name)
+    python_home(paths, "virtme-ng", VIRTME_NG)
+}
+
+fn python_home(paths: &Paths, name: &str, version: &str) -> PathBuf {
+    paths.cache.join("tools").join(format!("{name}-{version}"))
 }
 
 fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
@@ -93,14 +99,25 @@ fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
 }
 
 fn virtme_ng(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
-    let home = virtme_ng_home(paths);
-    let bin = places(paths).vng_dir;
+    python(paths, ui, "virtme-ng", VIRTME_NG, "vng")
+}
+
+/// Installs proselint unless it is there, and returns the program.
+pub fn proselint(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
+    let bin = python(paths, ui, "proselint", PROSELINT, "proselint")?;
+    Ok(bin.join("proselint"))
+}
+
+/// Installs a package of PyPI unless it is there, and returns the folder of its program.
+fn python(paths: &Paths, ui: &Ui, name: &str, version: &str, program: &str) -> Result<PathBuf> {
+    let home = python_home(paths, name, version);
+    let bin = home.join("bin");
     // A virtual environment cannot be moved, so a mark says that it is whole.
     let whole = home.join("whole");
-    if whole.is_file() && bin.join("vng").is_file() {
+    if whole.is_file() && bin.join(program).is_file() {
         return Ok(bin);
     }
-    let step = ui.step(format!("setup: virtme-ng {VIRTME_NG}"));
+    let step = ui.step(format!("setup: {name} {version}"));
     fresh(&home)?;
     capture(
         Command::new("/usr/bin/python3")
@@ -111,11 +128,11 @@ fn virtme_ng(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
     capture(
         Command::new(bin.join("pip"))
             .args(["install", "--quiet", "--disable-pip-version-check"])
-            .arg(format!("virtme-ng=={VIRTME_NG}"))
+            .arg(format!("{name}=={version}"))
             .env("PIP_CACHE_DIR", paths.cache.join("pip"))
             .env("TMPDIR", paths.build()),
     )
-    .map_err(|error| failed(&format!("virtme-ng {VIRTME_NG}"), &error, NETWORK))?;
+    .map_err(|error| failed(&format!("{name} {version}"), &error, NETWORK))?;
     fs::write(&whole, "")?;
     step.done("installed");
     Ok(bin)

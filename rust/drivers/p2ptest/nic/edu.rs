@@ -208,6 +208,9 @@ impl<'bound> Engine<'bound> {
     }
 
     /// Waits until no transfer is pending.
+    ///
+    /// What a device that does not answer seems to say is no evidence: its registers read as ones,
+    /// and with QEMU as zeros.
     fn wait(&self) -> Result {
         read_poll_timeout(
             || Ok(self.bar.read(regs::DMA_CMD)),
@@ -215,8 +218,12 @@ impl<'bound> Engine<'bound> {
             POLL_TIME,
             TIMEOUT,
         )
-        .map(|_| ())
-        .map_err(|_| EIO)
+        .map_err(|_| EIO)?;
+
+        if self.bar.read(regs::ID).magic() != regs::MAGIC {
+            return Err(EIO);
+        }
+        Ok(())
     }
 
     /// Takes the bus away from the device, so that a pending transfer cannot reach memory which may

@@ -37,13 +37,24 @@
 /* When the device is given up */
 #define EDU_TIMEOUT_US	(5 * USEC_PER_SEC)
 
+static bool edu_answers(struct edu *edu)
+{
+	return (readl(edu->regs + EDU_ID) & 0xff) == EDU_ID_MAGIC;
+}
+
+/*
+ * What a device that does not answer seems to say is no evidence: its registers
+ * read as ones, and with QEMU as zeros.
+ */
 static int edu_wait(struct edu *edu)
 {
 	u32 cmd;
 
-	return readl_poll_timeout(edu->regs + EDU_DMA_CMD, cmd,
-				  !(cmd & EDU_CMD_RUN), EDU_POLL_US,
-				  EDU_TIMEOUT_US) ? -EIO : 0;
+	if (readl_poll_timeout(edu->regs + EDU_DMA_CMD, cmd,
+			       !(cmd & EDU_CMD_RUN), EDU_POLL_US,
+			       EDU_TIMEOUT_US))
+		return -EIO;
+	return edu_answers(edu) ? 0 : -EIO;
 }
 
 /*
@@ -119,8 +130,7 @@ int edu_init(struct edu *edu, struct pci_dev *pdev, size_t max_transfer)
 	edu->regs = pcim_iomap_region(pdev, 0, KBUILD_MODNAME);
 	if (IS_ERR(edu->regs))
 		return PTR_ERR(edu->regs);
-	if (pci_resource_len(pdev, 0) < EDU_END ||
-	    (readl(edu->regs + EDU_ID) & 0xff) != EDU_ID_MAGIC)
+	if (pci_resource_len(pdev, 0) < EDU_END || !edu_answers(edu))
 		return dev_err_probe(&pdev->dev, -ENODEV,
 				     "not an edu device\n");
 

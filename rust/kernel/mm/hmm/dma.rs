@@ -68,12 +68,14 @@ pub enum Route {
 }
 
 /// Where a device finds a page.
+///
+/// # Invariants
+///
+/// `entry` is a slot of a [`DmaMap`] that is mapped.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping<'a> {
     addr: DmaAddress,
-    phys: PhysAddr,
-    route: Route,
-    writable: bool,
+    entry: usize,
     _map: PhantomData<&'a ()>,
 }
 
@@ -90,17 +92,24 @@ impl Mapping<'_> {
     ///
     /// The memory of a peer must not be accessed by it.
     pub fn phys(&self) -> PhysAddr {
-        self.phys
+        // SAFETY: Computes from the value only, which is a valid PFN as it is mapped.
+        unsafe { bindings::hmm_pfn_to_phys(self.entry) }
     }
 
     /// Returns how the device reaches the page.
     pub fn route(&self) -> Route {
-        self.route
+        if self.entry & P2PDMA_BUS != 0 {
+            Route::BusAddr
+        } else if self.entry & P2PDMA != 0 {
+            Route::HostBridge
+        } else {
+            Route::Host
+        }
     }
 
     /// Returns whether the device may write to the page.
     pub fn writable(&self) -> bool {
-        self.writable
+        self.entry & WRITE != 0
     }
 }
 
@@ -253,18 +262,10 @@ impl<'bound> DmaMap<'bound> {
             return None;
         }
 
+        // INVARIANT: It is mapped.
         Some(Mapping {
             addr,
-            // SAFETY: Computes from the value only, which is a valid PFN as it is mapped.
-            phys: unsafe { bindings::hmm_pfn_to_phys(entry) },
-            route: if entry & P2PDMA_BUS != 0 {
-                Route::BusAddr
-            } else if entry & P2PDMA != 0 {
-                Route::HostBridge
-            } else {
-                Route::Host
-            },
-            writable: entry & WRITE != 0,
+            entry,
             _map: PhantomData,
         })
     }

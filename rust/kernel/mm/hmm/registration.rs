@@ -286,18 +286,19 @@ impl<'bound, S> Table<'bound, S> {
         let pages = first..first + valid.len();
         let mapped = |dma: &DmaMap<'_>| pages.clone().filter(|p| dma.is_mapped(*p)).count();
         let before = mapped(dma);
+        let results = self.results.get_mut(pages.clone()).ok_or(EINVAL)?;
         let mut fill = dma.fill(valid);
         let mut next = 0;
         let mut refused = Ok(None);
 
-        for page in 0..valid.len() {
-            let result = valid.p2p_result(page);
-
-            if result != P2pResult::None {
-                self.results[first + page] = result as u8;
+        for (new, known) in valid.results.iter().zip(results) {
+            if *new != P2pResult::None as u8 {
+                *known = *new;
             }
-            if options.resident {
-                Self::is_resident(valid.get(page), result, options.write)?;
+        }
+        if options.resident {
+            for page in 0..valid.len() {
+                Self::is_resident(valid.get(page), valid.p2p_result(page), options.write)?;
             }
         }
 
@@ -310,7 +311,11 @@ impl<'bound, S> Table<'bound, S> {
             next = page + 1;
         }
 
-        self.stats.mapped += (mapped(dma) - before) as u64;
+        let after = match refused {
+            Ok(None) => valid.len(),
+            _ => mapped(dma),
+        };
+        self.stats.mapped += (after - before) as u64;
         refused
     }
 

@@ -24,7 +24,7 @@ use results::report::Report;
 const OF_REPOSITORY: [&str; 3] = ["style", "drift", recorded::NAME];
 
 /// Checks that do not look at a topic by itself.
-const NOT_OF_TOPICS: [&str; 4] = ["style", "drift", recorded::NAME, check::TREES];
+const NOT_OF_TOPICS: [&str; 5] = ["style", "drift", recorded::NAME, check::PROSE, check::TREES];
 
 impl Run<'_> {
     pub fn export(&self) -> Result<()> {
@@ -67,7 +67,8 @@ impl Run<'_> {
         let series = Series::read(&self.paths.root)?;
         let folders = series.settings.folders();
         let names = check::QUICK.iter().chain(&check::BUILDING);
-        let names = OF_REPOSITORY.iter().chain(names).chain([&check::TREES]);
+        let others = [&check::PROSE, &check::TREES];
+        let names = OF_REPOSITORY.iter().chain(names).chain(others);
         let names = Vec::from_iter(names.copied());
         only.check(&[names.as_slice(), &folders].concat())?;
         let (topics, only) = only.split(&folders)?;
@@ -90,6 +91,8 @@ impl Run<'_> {
                     checker.quick(self.ui, name)?.0
                 } else if check::BUILDING.contains(name) {
                     checker.building(&builder, name)?
+                } else if **name == *check::PROSE {
+                    checker.prose(self.ui)?
                 } else if **name == *check::TREES {
                     checker.trees(self.ui)?
                 } else {

@@ -26,6 +26,7 @@ impl Run<'_> {
             setup::source::base(paths, ui)?;
         }
         setup::rdma_core::tests(paths, ui)?;
+        setup::proselint(paths, ui)?;
         let topologies = Topologies::read(&paths.root)?;
         self.qemu_for(&Plan::read(&paths.root)?.jobs(&topologies)?)?;
         ui.say("set up");

@@ -1,0 +1,203 @@
+//! The English of pages and of messages: proselint, and phrases that are hard to read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Checker;
+use host::proc::output;
+use host::ui::Ui;
+use kernel::series::name;
+use results::report::Outcome;
+
+/// The part of qemu/check.toml that is about prose.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Files with prose, as globs.
+    pages: Vec<String>,
+    /// Files that are written by this tool.
+    generated: Vec<String>,
+    /// Checks of proselint that are not for us.
+    off: Vec<String>,
+    /// Phrases, each with what to write instead.
+    phrases: BTreeMap<String, String>,
+}
+
+/// Reads all pages and messages.
+pub fn run(checker: &Checker<'_>, ui: &Ui) -> Result<Vec<Outcome>> {
+    let config = &checker.settings.prose;
+    let proselint = setup::proselint(checker.paths, ui)?;
+    let texts = texts(checker, config)?;
+
+    let scratch = tempfile::tempdir_in(checker.paths.build())?;
+    // proselint resolves links.
+    let folder = scratch.path().canonicalize()?;
+    for (file, text) in &texts {
+        let copy = folder.join(file);
+        fs::create_dir_all(copy.parent().expect("it has a folder"))?;
+        fs::write(copy, text)?;
+    }
+    let off: BTreeMap<_, _> = config.off.iter().map(|name| (name, false)).collect();
+    let settings = folder.join("settings.json");
+    fs::write(&settings, json!({ "checks": off }).to_string())?;
+    let mut command = Command::new(proselint);
+    command
+        .current_dir(&folder)
+        .args(["check", "--output-format", "json", "--config"])
+        .arg(&settings)
+        .args(texts.keys());
+    let (_, out, err) = output(&mut command)?;
+    let said: Value = serde_json::from_str(&out).with_context(|| format!("proselint: {err}"))?;
+
+    let mut outcomes = Vec::new();
+    for (file, text) in &texts {
+        let uri = format!("file://{}", folder.join(file).display());
+        let mut lines = complaints(&said["result"][uri.as_str()])
+            .with_context(|| format!("proselint says nothing of {file}: {err}"))?;
+        lines.extend(phrases(text, &config.phrases));
+        let lines: Vec<_> = lines
+            .iter()
+            .map(|(line, what)| format!("{file}:{line}: {what}"))
+            .collect();
+        let trouble = (!lines.is_empty()).then(|| lines.join("\n"));
+        outcomes.push(Outcome::unless("prose", file, trouble));
+    }
+    Ok(outcomes)
+}
+
+/// The prose of each file, by its path from the repository.
+fn texts(checker: &Checker<'_>, config: &Config) -> Result<BTreeMap<String, String>> {
+    let root = &checker.paths.root;
+    let mut texts = BTreeMap::new();
+    for pattern in &config.pages {
+        for path in glob::glob(&root.join(pattern).to_string_lossy())? {
+            let path = path?;
+            let file = path.strip_prefix(root)?.to_string_lossy().into_owned();
+            if !config.generated.contains(&file) {
+                texts.insert(file, prose(&fs::read_to_string(&path)?));
+            }
+        }
+    }
+    for patch in &checker.series.patches {
+        let text = fs::read_to_string(patch)?;
+        texts.insert(format!("patches/{}", name(patch)), message(&text));
+    }
+    for path in letters(&checker.series.dir)? {
+        let file = path.strip_prefix(root)?.to_string_lossy().into_owned();
+        texts.insert(file, message(&fs::read_to_string(&path)?));
+    }
+    Ok(texts)
+}
+
+fn letters(patches: &Path) -> Result<BTreeSet<std::path::PathBuf>> {
+    let pattern = patches.join("*/0000-cover-letter.txt");
+    Ok(glob::glob(&pattern.to_string_lossy())?.collect::<Result<_, _>>()?)
+}
+
+/// A page without code and numbers, line by line, as proselint knows no Markdown. A heading is a
+/// sentence, and so is a cell of a table.
+fn prose(page: &str) -> String {
+    let is_digit = |character: char| character.is_ascii_digit();
+    let mut in_code = false;
+    let mut text = String::new();
+    for line in page.lines() {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        if !in_code && !is_fence && !line.starts_with("    ") {
+            // Every other part is code.
+            for (index, part) in line.split('`').enumerate() {
+                let words = part.replace(" | ", " . ").replace(is_digit, "");
+                text.push_str(if index % 2 == 0 { &words } else { "…" });
+            }
+            text.push_str(if line.starts_with('#') { "." } else { "" });
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The message of a mail, line by line, without what is indented: tables and commands.
+fn message(mail: &str) -> String {
+    let mut in_body = false;
+    let mut text = String::new();
+    for line in mail.lines() {
+        if line == "---" || line == "-- " {
+            break;
+        }
+        if in_body && !line.starts_with("  ") {
+            text.push_str(line);
+        }
+        in_body |= line.is_empty();
+        text.push('\n');
+    }
+    text
+}
+
+/// What proselint found in a file, by line; none if it has not looked at it.
+fn complaints(file: &Value) -> Option<Vec<(u64, String)>> {
+    let found = file["diagnostics"].as_array()?;
+    let complaint = |one: &Value| {
+        let what = one["message"].as_str().unwrap_or_default();
+        (
+            one["pos"][0].as_u64().unwrap_or_default(),
+            what.replace('\n', " "),
+        )
+    };
+    Some(found.iter().map(complaint).collect())
+}
+
+/// Phrases to avoid, by line. They may go on in the next line.
+fn phrases(text: &str, avoid: &BTreeMap<String, String>) -> Vec<(u64, String)> {
+    let flat = text.to_lowercase().replace('\n', " ");
+    let is_word = |character: char| character.is_alphanumeric() || character == '_';
+    let mut found = Vec::new();
+    for (phrase, better) in avoid {
+        for (at, _) in flat.match_indices(phrase.as_str()) {
+            let before = flat[..at].chars().next_back();
+            let after = flat[at + phrase.len()..].chars().next();
+            if ![before, after].into_iter().flatten().any(is_word) {
+                let line = 1 + text[..at].matches('\n').count() as u64;
+                found.push((line, format!("\"{phrase}\": write {better}")));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_no_prose() {
+        let page = "# 12 One\n`code` two\n    indented\n\n```\nfenced\n```\n| a | b |\n";
+        assert_eq!(prose(page), "#  One.\n… two\n\n\n\n\n\n| a . b |\n");
+    }
+
+    #[test]
+    fn a_message_is_what_people_read() {
+        let mail = "From: x\nSubject: y\n\nText.\n\n  table\n---\n diff\n";
+        assert_eq!(message(mail), "\n\n\nText.\n\n\n");
+    }
+
+    #[test]
+    fn phrases_are_whole_words_and_go_on_in_the_next_line() {
+        let avoid = BTreeMap::from([("but for".to_owned(), "\"except\"".to_owned())]);
+        let found = phrases("All\nbut\nfor one. But forever.", &avoid);
+        assert_eq!(found, [(2, "\"but for\": write \"except\"".to_owned())]);
+    }
+
+    #[test]
+    fn a_file_that_was_not_looked_at_is_noticed() {
+        let said = json!({ "diagnostics": [{ "message": "a\nb", "pos": [7, 1] }] });
+        assert_eq!(complaints(&said), Some(vec![(7, "a b".to_owned())]));
+        assert_eq!(complaints(&said["no such file"]), None);
+    }
+}
