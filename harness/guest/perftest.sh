@@ -12,8 +12,6 @@ _stats=/sys/kernel/mm/hmm/p2p_stats
 _path=${P2PTEST_EXPECT%%,*}
 
 ip link set lo up
-gcc -O2 -shared -fPIC -I"$P2PTEST_MODDIR/../usr/include" -o "$out/gpu_buffer.so" \
-	"$guest/preload/gpu_buffer.c" || finish 103
 
 # count RESULT: how many pages had it so far, in $pages
 count() {
@@ -27,7 +25,7 @@ listens() {
 
 # end_of SERVER|CLIENT: the command that starts this end
 end_of() {
-	[ "$1" = "$gpu_end" ] && _preload=$out/gpu_buffer.so || _preload=
+	[ "$1" = "$gpu_end" ] && _preload=$P2PTEST_MODDIR/../guest/gpu_buffer.so || _preload=
 	_end=$1
 	shift
 	LD_PRELOAD=$_preload timeout 60 "$@" >"$out/$_end.txt" 2>&1

@@ -38,7 +38,7 @@
  */
 #include "p2p_fixture.h"
 
-#define BIG	(16UL << 20)
+#define BIG	(6UL << 20)
 
 /* Pages in VRAM, written and read by the NIC, read by the GPU and the CPU */
 static void round_trip(struct __test_metadata *_metadata, P2P_SELF *self,

@@ -60,6 +60,7 @@ static __u64 splitmix64(__u64 x)
 	return z ^ z >> 31;
 }
 
+/* Whole words are by themselves, as a call for each takes most of a test */
 void p2p_fill(void *buf, __u64 seed, size_t pos, size_t len)
 {
 	unsigned char *p = buf;
@@ -69,7 +70,10 @@ void p2p_fill(void *buf, __u64 seed, size_t pos, size_t len)
 		size_t skip = pos % 8;
 		size_t n = 8 - skip < len ? 8 - skip : len;
 
-		memcpy(p, (unsigned char *)&word + skip, n);
+		if (n == 8)
+			memcpy(p, &word, 8);
+		else
+			memcpy(p, (unsigned char *)&word + skip, n);
 		p += n;
 		pos += n;
 		len -= n;
@@ -87,7 +91,8 @@ size_t p2p_compare(const void *buf, __u64 seed, size_t pos, size_t len)
 		size_t n = 8 - skip < len - done ? 8 - skip : len - done;
 		const unsigned char *want = (unsigned char *)&word + skip;
 
-		if (memcmp(p + done, want, n)) {
+		if (n == 8 ? memcmp(p + done, want, 8) :
+			     memcmp(p + done, want, n)) {
 			while (p[done] == *want++)
 				done++;
 			return done;

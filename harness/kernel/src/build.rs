@@ -46,6 +46,14 @@ const HEADERS: &str = "usr/include";
 /// The selftests that the series adds: a warning in them is an error.
 const OURS: &str = "p2pdma";
 
+/// What jobs run in the guest besides selftests is made of these, and of the tree.
+const GUEST_SOURCES: [&str; 4] = [
+    "harness/guest/Makefile",
+    "harness/guest/doctor",
+    "harness/guest/preload",
+    "compat/nv-p2p",
+];
+
 /// Where the sources are of what the benchmark runs in the guest.
 const BENCH_SOURCES: &str = "harness/guest/bench";
 
@@ -156,6 +164,9 @@ impl Builder<'_> {
             for entry in &kernel.selftests {
                 make.selftests(entry, &step)?;
             }
+            if kernel.guest {
+                make.guest(&step)?;
+            }
         }
         if let Some(inputs) = inputs {
             fs::write(&mark, inputs)?;
@@ -254,6 +265,18 @@ fn arguments<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
     // `headers`: in usr/, where `vng` and the selftests look for them.
     arguments.extend(["bzImage", "modules", "headers"]);
     arguments
+}
+
+/// What a file has, or the files in a folder, by name.
+fn contents(path: &Path) -> Result<String> {
+    if !path.is_dir() {
+        let bytes = fs::read(path).with_context(|| path.display().to_string())?;
+        return Ok(format!("\n{} {}", path.display(), digest(&bytes)));
+    }
+    let entries = fs::read_dir(path)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths: Vec<_> = entries.collect::<Result<_, _>>()?;
+    paths.sort();
+    paths.iter().map(|path| contents(path)).collect()
 }
 
 /// Gives a kernel that has no headers for user space yet those of another one of the same
@@ -410,11 +433,16 @@ impl Make<'_> {
         let command = shown(&self.command()?);
         let path = search_path(self.builder.tools)?;
         let versions = self.builder.compiler.versions(self.llvm, &path);
-        let all = format!(
+        let mut all = format!(
             "{head}\n{command}\n{versions}\n{config}\n{:?}\n{:?}",
             kernel.selftests,
             arguments("", kernel)
         );
+        if kernel.guest {
+            for path in GUEST_SOURCES {
+                all.push_str(&contents(&self.builder.paths.root.join(path))?);
+            }
+        }
         Ok(Some(digest(all.as_bytes())))
     }
 
@@ -534,6 +562,27 @@ impl Make<'_> {
             command.arg(output.join(program));
         }
         self.finish(command, step)
+    }
+
+    /// What jobs run in the guest besides selftests.
+    fn guest(&self, step: &Step<'_>) -> Result<()> {
+        let [programs, modules] =
+            ["harness/guest", "compat/nv-p2p"].map(|dir| self.builder.paths.root.join(dir));
+        let output = self.output.join("guest");
+        fs::create_dir_all(&output)?;
+        let library = self.source.join("tools/testing/selftests").join(OURS);
+        let mut command = self.bare("make")?;
+        command
+            .arg("-C")
+            .arg(programs)
+            .arg(format!("OUTPUT={}", output.display()))
+            .arg(format!("KERNEL={}", self.output.display()))
+            .arg(format!("LIBRARY={}", library.display()))
+            .arg("CC=gcc");
+        self.finish(command, step)?;
+        let sources = format!("M={}", modules.display());
+        let output = format!("MO={}", output.join("nv-p2p").display());
+        self.run(&[&sources, &output, "TEST=m", "W=1e", "modules"], step)
     }
 
     /// What the last command printed.

@@ -21,6 +21,9 @@ pub struct Kernel {
     /// `folder` or `folder/program` of tools/testing/selftests.
     #[serde(default)]
     pub selftests: Vec<String>,
+    /// What jobs run in the guest besides selftests.
+    #[serde(default)]
+    pub guest: bool,
     /// What the kernel's make builds instead of a kernel that boots.
     #[serde(default)]
     pub targets: Vec<String>,

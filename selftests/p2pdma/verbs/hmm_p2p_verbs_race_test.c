@@ -224,6 +224,23 @@ TEST_F_TIMEOUT(verbs, dereg_local, TIMEOUT_S)
 	end_pending(_metadata, self, false, false);
 }
 
+/* A region ends while the driver still takes apart what it had for memory of it */
+TEST_F_TIMEOUT(verbs, dereg_unmapped, TIMEOUT_S)
+{
+	struct verbs_buf mine, theirs;
+	unsigned int i;
+
+	verbs_buf_init(_metadata, self, &mine, 1, BEFORE, VERBS_REMOTE);
+	for (i = 0; i < rounds() && !_metadata->exit_code; i++) {
+		verbs_buf_init(_metadata, self, &theirs, 1, OTHER, VERBS_ODP);
+		verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &theirs, 0,
+			   &mine, 0, mine.len);
+		ASSERT_EQ(0, munmap(theirs.p, theirs.len));
+		verbs_buf_free(_metadata, &theirs);
+	}
+	verbs_buf_free(_metadata, &mine);
+}
+
 /* A thread that prefetches what has a key until it is told to stop */
 struct prefetcher {
 	pthread_t thread;

@@ -78,8 +78,8 @@ static void put(struct __test_metadata *_metadata, VERBS_SELF *self,
 #define FROM	1
 #define TO	2
 
-/* 32 MiB */
-#define LARGE_PAGES	8192UL
+/* 8 MiB */
+#define LARGE_PAGES	2048UL
 
 static void copy_part(struct __test_metadata *_metadata, VERBS_SELF *self,
 		      enum place place, enum ibv_wr_opcode op, int sides,

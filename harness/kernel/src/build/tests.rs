@@ -212,6 +212,15 @@ fn a_kernel_is_built_anew_when_something_has_changed() {
     );
     assert_ne!(again(&compiler("13"), "CONFIG_A=y", ""), first);
     assert_eq!(again(&compiler("12"), "CONFIG_A=y", ""), first);
+    for path in GUEST_SOURCES {
+        fs::create_dir_all(root.join(path).join("folder")).unwrap();
+        fs::write(root.join(path).join("a.c"), "").unwrap();
+    }
+    let guest = again(&compiler("12"), "CONFIG_A=y", "guest = true");
+    assert_ne!(guest, first);
+    fs::write(root.join("compat/nv-p2p/folder/a.c"), "").unwrap();
+    assert_ne!(again(&compiler("12"), "CONFIG_A=y", "guest = true"), guest);
+    assert_eq!(again(&compiler("12"), "CONFIG_A=y", ""), first);
     commit("patch");
     assert_ne!(again(&compiler("12"), "CONFIG_A=y", ""), first);
     // Of what no commit names, only make knows.
