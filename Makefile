@@ -5,7 +5,7 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
-variables := KDIR O QEMU CC LLVM J ONLY TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP QEMU_ARGS FORCE MINUTES SEED PERFTEST DOCTOR V
+variables := KDIR O QEMU CC LLVM CONFIG J ONLY TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP QEMU_ARGS FORCE MINUTES SEED PERFTEST DOCTOR V
 given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
 $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
@@ -14,7 +14,7 @@ $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
 # QEMU and LLVM also when they are in the environment.
 take = $(if $(filter command% $(if $(filter KDIR O QEMU LLVM,$1),environment%),$(origin $1)),$2 '$($1)')
 arguments = $(call take,KDIR,--kdir) $(call take,O,--output) \
-	$(call take,QEMU,--qemu) $(if $(call take,QEMU_ARGS,x),--qemu-args='$(QEMU_ARGS)') $(call take,CC,--cc) $(call take,LLVM,--llvm) \
+	$(call take,QEMU,--qemu) $(if $(call take,QEMU_ARGS,x),--qemu-args='$(QEMU_ARGS)') $(call take,CC,--cc) $(call take,LLVM,--llvm) $(call take,CONFIG,--config) \
 	$(call take,J,--jobs) $(if $(call take,FORCE,x),--force='$(FORCE)') $(if $(filter 1,$(V)),--verbose)
 only = $(call take,ONLY,--only)
 tests = $(only) $(call take,TEST,--test) \
@@ -31,7 +31,7 @@ p2p = @harness/setup.sh $@ && export P2P_TARGET=$@ && $(run)
 export TMPDIR := $(CURDIR)/build/tmp
 
 .PHONY: help setup fetch tree export drift build demo test list check bisect mutants coverage \
-	bench soak hw-test doctor shell clean
+	bench soak hw-test doctor shell debug clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -44,6 +44,7 @@ help: ## list the targets
 	@echo '  QEMU=path  the qemu-system-x86_64 to use'
 	@echo '  QEMU_ARGS= added to the arguments of QEMU'
 	@echo '  LLVM=, CC= the compiler, as for the kernel (default: gcc, or clang-19 for KASAN)'
+	@echo '  CONFIG=file  options for each kernel, which win over its own'
 	@echo '  J=n        jobs at a time'
 	@echo '  ONLY=name  only this part of a target, e.g. ONLY=switch; * and ? are wildcards,'
 	@echo '             ! excludes: ONLY='"'"'mlx5*/switch,!*-debug/*'"'"
@@ -118,6 +119,9 @@ doctor: ## say for each pair of this host's devices why peer-to-peer DMA is off
 
 shell: ## a shell in a virtual machine: ONLY=switch, or a job: ONLY=mlx5/switch
 	$(p2p) shell $(only)
+
+debug: ## the same, and gdb can attach to its kernel
+	$(p2p) shell --debug $(only)
 
 # Without the tool nothing was built.
 clean: ## remove the built kernels and results, keep the tree and the caches

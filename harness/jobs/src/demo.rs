@@ -45,6 +45,9 @@ pub struct Played {
     pub error: String,
 }
 
+/// The test NIC in the way of a device without page faults.
+const CARD: &str = "p2ptest + card";
+
 /// A line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScenarioResult {
@@ -66,7 +69,11 @@ pub struct ScenarioResult {
 impl ScenarioResult {
     /// As a test of a job.
     pub fn outcome(&self, job: &str, paths: &Paths) -> Outcome {
-        let mut outcome = Outcome::unless(job, &self.scenario, self.trouble.clone());
+        let name = match self.devices {
+            CARD => format!("{} by card", self.scenario),
+            _ => self.scenario.clone(),
+        };
+        let mut outcome = Outcome::unless(job, &name, self.trouble.clone());
         outcome.row = self.shown();
         outcome.with_log(paths.short(&self.log))
     }
@@ -94,24 +101,29 @@ pub fn repeat(outcome: &Outcome) -> String {
     format!("make demo ONLY={}", outcome.suite)
 }
 
-/// What a job plays: its own scenarios, or those of its topology.
-fn scenarios<'a>(job: &'a Job<'_>) -> &'a [Scenario] {
-    match &job.spec.own[..] {
+/// What a job plays: a program, and one of the job's own scenarios or of its topology's.
+type Play<'a> = (&'a str, &'a Scenario);
+
+fn plays<'a>(job: &'a Job<'_>) -> Vec<Play<'a>> {
+    let scenarios = match &job.spec.own[..] {
         [] => &job.topology.scenarios,
         own => own,
-    }
+    };
+    let programs = job.spec.scenarios.iter();
+    let all = |program: &'a String| scenarios.iter().map(|one| (program.as_str(), one));
+    programs.flat_map(all).collect()
 }
 
 /// The lines of shell that play them; nothing if the job plays none.
 pub fn script(job: &Job<'_>, programs: &Built) -> String {
-    let Some(program) = &job.spec.scenarios else {
+    if !job.is_demo() {
         return String::new();
-    };
-    let (folder, name) = split(program);
-    let program = programs.selftests(folder).join(name);
-    let program = quote(&program.to_string_lossy());
+    }
     let mut text = "find_judge\n".to_owned();
-    for (number, scenario) in scenarios(job).iter().enumerate() {
+    for (number, (program, scenario)) in plays(job).into_iter().enumerate() {
+        let (folder, name) = split(program);
+        let program = programs.selftests(folder).join(name);
+        let program = quote(&program.to_string_lossy());
         let file = file(number, scenario);
         text.push_str(&format!(
             "run {file} {program} --judge \"$judge\" --scenario {} --pages {} \
@@ -129,15 +141,17 @@ pub fn rows(job: &Job<'_>, ran: &RunResult) -> Vec<ScenarioResult> {
     }
     let has_log = job.spec.models().has_connectx(job.spec.machine);
     let witness = has_log.then(|| Witness::read(ran));
-    let all = scenarios(job).iter().enumerate();
-    all.map(|(number, scenario)| row(job, number, scenario, ran, witness.as_ref()))
+    let plays = plays(job);
+    let all = plays.iter().enumerate();
+    all.map(|(number, play)| row(job, number, plays.len(), *play, ran, witness.as_ref()))
         .collect()
 }
 
 fn row(
     job: &Job<'_>,
     number: usize,
-    scenario: &Scenario,
+    count: usize,
+    (program, scenario): Play<'_>,
     ran: &RunResult,
     witness: Option<&Witness>,
 ) -> ScenarioResult {
@@ -149,7 +163,6 @@ fn row(
     match &played {
         Some(played) => {
             wrong.extend(mismatch(scenario, job.topology.iommu, played));
-            let count = scenarios(job).len();
             let log = witness.map(|witness| witness.contradicts(number, count, played));
             wrong.extend(log.flatten());
         }
@@ -164,6 +177,7 @@ fn row(
     ScenarioResult {
         topology: job.topology.name.clone(),
         devices: match (&job.spec.pascal, witness) {
+            (None, None) if program.ends_with("_card") => CARD,
             (None, None) => "p2ptest + edu",
             (None, Some(_)) => "p2ptest + mlx5",
             (Some(_), Some(_)) => "nouveau + mlx5",

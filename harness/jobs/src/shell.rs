@@ -10,8 +10,8 @@ use plan::job::Job;
 
 use crate::run::{append, prepare};
 
-/// Boots with a shell on this terminal.
-pub fn shell(job: &Job<'_>, booter: &Booter<'_>) -> Result<()> {
+/// Boots with a shell on this terminal. `debug`: gdb may attach, from another terminal.
+pub fn shell(job: &Job<'_>, booter: &Booter<'_>, debug: bool) -> Result<()> {
     let paths = booter.paths;
     let boot = Boot {
         name: "shell",
@@ -30,5 +30,13 @@ pub fn shell(job: &Job<'_>, booter: &Booter<'_>) -> Result<()> {
         boot.kernel.modules().display(),
         boot.kernel.selftests("p2pdma").display()
     ));
-    booter.shell(&boot)
+    if debug {
+        let vng = booter.tools.vng_dir.join("vng");
+        booter.ui.say(format!(
+            "from another terminal: cd {} && {vng} --gdb\na crash dump: {vng} --dump FILE",
+            boot.kernel.dir.display(),
+            vng = vng.display(),
+        ));
+    }
+    booter.shell(&boot, debug)
 }

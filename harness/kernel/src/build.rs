@@ -127,7 +127,10 @@ impl Builder<'_> {
             arch: None,
             llvm: kernel.llvm,
         };
-        let wanted = config::wanted(&self.paths.root, &kernel.fragments)?;
+        let mut wanted = config::wanted(&self.paths.root, &kernel.fragments)?;
+        if let Some(file) = &self.compiler.config {
+            wanted.extend(config::read(file)?);
+        }
         let text = config::text(&wanted);
         let inputs = make.inputs(&text, kernel)?;
         let mark = built.dir.join(MARK);

@@ -20,6 +20,8 @@ pub struct Compiler {
     pub llvm: Option<String>,
     /// `CC=`
     pub cc: Option<String>,
+    /// `CONFIG=`: a file of options for each kernel, which win over its own.
+    pub config: Option<PathBuf>,
 }
 
 impl Compiler {
@@ -143,6 +145,7 @@ mod tests {
             let compiler = Compiler {
                 llvm: llvm.map(str::to_owned),
                 cc: cc.map(str::to_owned),
+                ..Compiler::default()
             };
             compiler.arguments(needs_llvm, Path::new("/r")).join(" ")
         };
@@ -179,6 +182,7 @@ mod tests {
             let compiler = Compiler {
                 llvm: llvm.map(str::to_owned),
                 cc: cc.map(str::to_owned),
+                ..Compiler::default()
             };
             let error = compiler.check(&dirs).err()?;
             Some(error.downcast::<Usage>().unwrap().to_string())
@@ -221,7 +225,10 @@ mod tests {
         let path = format!("{}:{others}", dir.path().display());
         let versions = |cc: Option<&str>, needs_llvm| {
             let cc = cc.map(str::to_owned);
-            let compiler = Compiler { llvm: None, cc };
+            let compiler = Compiler {
+                cc,
+                ..Compiler::default()
+            };
             compiler.versions(needs_llvm, OsStr::new(&path))
         };
         for name in ["gcc", "ld.lld", "clang-19", "ld.lld-19", "ld", "gcc-13"] {

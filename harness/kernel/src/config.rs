@@ -14,8 +14,12 @@ pub type Options = BTreeMap<String, String>;
 
 /// The options of one file of qemu/kernel/.
 pub fn fragment(root: &Path, name: &str) -> Result<Options> {
-    let file = root.join("qemu/kernel").join(format!("{name}.config"));
-    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    read(&root.join("qemu/kernel").join(format!("{name}.config")))
+}
+
+/// The options of a file.
+pub fn read(file: &Path) -> Result<Options> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
     parse(&text).with_context(|| file.display().to_string())
 }
 

@@ -245,7 +245,8 @@ impl Booter<'_> {
     }
 
     /// Boots with a shell on our terminal, after the job, which may only load modules.
-    pub fn shell(&self, boot: &Boot<'_>) -> Result<()> {
+    /// `debug`: vng lets gdb attach, and writes crash dumps.
+    pub fn shell(&self, boot: &Boot<'_>, debug: bool) -> Result<()> {
         let dir = self.prepare(boot)?;
         let text = format!(
             "#!/bin/bash\n{}load() {{ insmod \"$P2PTEST_MODDIR/$1.ko\" \"${{@:2}}\"; }}\n\
@@ -257,6 +258,9 @@ impl Booter<'_> {
         fs::write(&shell, text)?;
         fs::set_permissions(&shell, PermissionsExt::from_mode(0o755))?;
         let mut command = self.command(boot, &dir, None)?;
+        if debug {
+            command.arg("--debug");
+        }
         let models = self.models(boot, &dir, None)?;
         let judge = JudgePort::open(&dir, boot.topology.gpus.len())?;
         self.ui.say(format!("+ {}", shown(&command)));

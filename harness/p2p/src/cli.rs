@@ -53,6 +53,9 @@ struct Options {
     /// LLVM= of the kernel's make.
     #[arg(long, allow_hyphen_values = true)]
     llvm: Option<String>,
+    /// A file of options for each kernel; they win over its own (CONFIG=).
+    #[arg(long)]
+    config: Option<PathBuf>,
     /// Jobs at a time (J=).
     #[arg(long)]
     jobs: Option<usize>,
@@ -70,6 +73,7 @@ impl Options {
         Compiler {
             llvm: self.llvm.clone(),
             cc: self.cc.clone(),
+            config: self.config.clone(),
         }
     }
 }
@@ -143,6 +147,9 @@ enum Command {
         /// A topology, or `job/topology` (ONLY=).
         #[arg(long)]
         only: Option<String>,
+        /// Let gdb attach to the kernel, and write crash dumps of it.
+        #[arg(long)]
+        debug: bool,
     },
     /// Remove kernels and results.
     Clean,

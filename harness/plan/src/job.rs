@@ -43,8 +43,9 @@ pub struct Spec {
     /// The NICs of a parallel machine are edu.
     #[serde(default)]
     pub edu: bool,
-    /// The program, as in `programs`, that plays scenarios.
-    pub scenarios: Option<String>,
+    /// The programs, as in `programs`, that play scenarios.
+    #[serde(default)]
+    pub scenarios: Vec<String>,
     /// What it plays, if not the topology's scenarios.
     #[serde(default, rename = "scenario")]
     pub own: Vec<Scenario>,
@@ -192,7 +193,7 @@ impl Spec {
         for scenario in &self.own {
             scenario.check().with_context(|| format!("job {name}"))?;
         }
-        if !self.own.is_empty() && self.scenarios.is_none() {
+        if !self.own.is_empty() && self.scenarios.is_empty() {
             bail!("job {name}: nothing plays its scenarios");
         }
         if let Some(topology) = self.bounds.keys().find(|t| !self.topologies.contains(t)) {
@@ -308,7 +309,7 @@ impl<'a> Job<'a> {
 
     /// Whether it plays scenarios.
     pub fn is_demo(&self) -> bool {
-        self.spec.scenarios.is_some()
+        !self.spec.scenarios.is_empty()
     }
 }
 

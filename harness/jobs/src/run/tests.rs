@@ -301,7 +301,7 @@ fn a_program_may_lack_the_test_that_is_picked() {
 #[test]
 fn a_demo_is_a_job_like_any_other() {
     let topologies = Topologies::read(&root()).unwrap();
-    let spec = "name='d'\ntopologies=[]\nlimit=1\nscenarios='p2pdma/p2p_demo'\n\
+    let spec = "name='d'\ntopologies=[]\nlimit=1\nscenarios=['p2pdma/p2p_demo', 'x/y_card']\n\
                 load=['p2ptest']\nprograms=['mm/a']\nfrom='debug'\nkmemleak=true\n\
                 [env]\nA='b'\n[[scenario]]\nname='thp'\npages=8\nkind='bus_addr'\npeer=8\nhome=0\n";
     let topology = topologies.get("switch").unwrap();
@@ -332,12 +332,18 @@ fn a_demo_is_a_job_like_any_other() {
     let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
     assert!(at("load p2ptest") < at("export A=b"), "{text}");
     let demo = at("run 0-thp /p2p/build/debug/selftests/p2pdma/p2p_demo");
-    assert!(at("export A=b") < demo && demo < at("run a /p2p"), "{text}");
+    let card = at("run 1-thp /p2p/build/debug/selftests/x/y_card");
+    assert!(at("export A=b") < demo && demo < card, "{text}");
+    assert!(card < at("run a /p2p"), "{text}");
     assert!(text.ends_with("kmemleak\n"), "{text}");
     // Without a result of the program, each scenario fails, and says why.
     let (_dir, none) = ran("", &[]);
     let rows = crate::demo::rows(&job, &none);
-    assert_eq!(rows.len(), 1);
+    assert_eq!(rows.len(), 2);
     assert!(rows[0].trouble.as_ref().unwrap().contains("no result"));
-    assert_eq!(rows[0].devices, "p2ptest + edu");
+    let devices = [rows[0].devices, rows[1].devices];
+    assert_eq!(devices, ["p2ptest + edu", "p2ptest + card"]);
+    // As tests of one job, they have names of their own.
+    let name = |row: &ScenarioResult| row.outcome("d", &paths).name;
+    assert_ne!(name(&rows[0]), name(&rows[1]));
 }

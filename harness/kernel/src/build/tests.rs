@@ -184,6 +184,7 @@ fn a_kernel_is_built_anew_when_something_has_changed() {
             compiler: &Compiler {
                 llvm: None,
                 cc: Some(cc.to_owned()),
+                config: None,
             },
             jobs: 2,
         };

@@ -68,7 +68,9 @@ impl Run<'_> {
                 return hw::run(self.paths, self.ui, sysroot, perftest);
             }
             Command::Doctor(_) => unreachable!("it was carried out without all this"),
-            Command::Shell { only } => self.shell(only.as_deref().unwrap_or("switch"))?,
+            Command::Shell { only, debug } => {
+                self.shell(only.as_deref().unwrap_or("switch"), *debug)?;
+            }
             Command::Clean => self.clean()?,
         }
         Ok(Verdict::Passed)

@@ -354,6 +354,7 @@ impl Fake {
                 compiler: &kernel::compiler::Compiler {
                     llvm: None,
                     cc: self.cc.clone(),
+                    config: None,
                 },
                 jobs: 1,
             },

@@ -20,7 +20,7 @@ fn the_plan_of_this_repository() {
             assert!(!kernel.is_built_only(), "{} cannot boot it", job.name);
         }
         assert!(
-            job.spec.scenarios.is_some()
+            job.is_demo()
                 || job.spec.kunit.is_some()
                 || !job.spec.programs.is_empty()
                 || !job.spec.pyverbs.is_empty()
@@ -84,7 +84,7 @@ fn job<'a>(topology: &'a Topology) -> Job<'a> {
 fn what_a_job_plays_itself_must_be_possible() {
     let spec = |peer: u64| -> Spec {
         let text = format!(
-            "name='demo'\ntopologies=['switch']\nscenarios='a/b'\nlimit=1\n\
+            "name='demo'\ntopologies=['switch']\nscenarios=['a/b']\nlimit=1\n\
              [[scenario]]\nname='thp'\npages=8\nkind='bus_addr'\npeer={peer}\nhome=4\n"
         );
         toml::from_str(&text).unwrap()
@@ -117,7 +117,7 @@ fn what_a_kind_of_machine_cannot_have() {
         bounds.replace('*', "x")
     )));
     let own = "[[scenario]]\nname='thp'\npages=1\nkind='bus_addr'\npeer=1\nhome=0";
-    assert!(check(&format!("scenarios='p2pdma/p2p_demo'\n{own}")));
+    assert!(check(&format!("scenarios=['p2pdma/p2p_demo']\n{own}")));
     assert!(!check(own));
 }
 

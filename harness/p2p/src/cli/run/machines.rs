@@ -154,7 +154,7 @@ impl Run<'_> {
     }
 
     /// A shell in a topology, or in the machine of a job.
-    pub fn shell(&self, name: &str) -> Result<()> {
+    pub fn shell(&self, name: &str, debug: bool) -> Result<()> {
         let topologies = Topologies::read(&self.paths.root)?;
         let mut jobs = Plan::read(&self.paths.root)?.jobs(&topologies)?;
         let job = match jobs.iter().position(|job| job.name == name) {
@@ -172,6 +172,6 @@ impl Run<'_> {
         };
         let kernels = Kernels::read(&self.paths.root)?;
         let tools = self.build(&kernels, &job.needs())?;
-        jobs::shell(&job, &self.booter(&tools, &topologies))
+        jobs::shell(&job, &self.booter(&tools, &topologies), debug)
     }
 }
