@@ -660,7 +660,9 @@ TEST_F_TIMEOUT(unbind, silent_nic, TIMEOUT_S)
 	EXPECT_EQ(-EIO, copy(p2p, &src, &dst, NULL));
 	ASSERT_EQ(0, pthread_join(t.thread, NULL));
 	EXPECT_EQ(P2P_PAGE, t.differs);
-	EXPECT_LT(0U, t.ms);
+	/* Elsewhere it is at home already */
+	if (p2p_peer_path(p2p->path))
+		EXPECT_LT(0U, t.ms);
 	EXPECT_GT(10000U, t.ms);
 	EXPECT_EQ(0, P2P_PCI_MASTER & p2p_pci_command(self->nic, 0, 0));
 
