@@ -447,14 +447,18 @@ FIXTURE(odp_silent)
 FIXTURE_SETUP(odp_silent)
 {
 	odp_setup(_metadata, &self->odp, NULL);
-	ASSERT_EQ(0, p2p_pci_name(RDMA_DRIVER, 0, self->name));
+	if (self->odp.fd >= 0)
+		ASSERT_EQ(0, p2p_pci_name(RDMA_DRIVER, 0, self->name));
 }
 
 FIXTURE_TEARDOWN_PARENT(odp_silent)
 {
 	/* Also if the test did not get that far */
-	p2p_pci_command(self->name, 0, P2P_PCI_MEMORY);
+	if (*self->name)
+		p2p_pci_command(self->name, 0, P2P_PCI_MEMORY);
 	odp_teardown(_metadata, &self->odp, NULL);
+	if (!*self->name)
+		return;
 	EXPECT_EQ(0, p2p_pci_unbind(RDMA_DRIVER, self->name));
 	EXPECT_EQ(0, p2p_pci_bind(RDMA_DRIVER, self->name, 0));
 }

@@ -425,7 +425,8 @@ static void remove_device(struct __test_metadata *_metadata,
 
 /*
  * A GPU would lose its memory; the test GPU's stays, but cannot be reached
- * meanwhile, and its driver does not know. So nobody uses it then.
+ * meanwhile, and its driver does not know. So nobody uses it then. The driver of
+ * the NIC gives it up if it does not answer, until it is bound again.
  */
 static void reset(struct __test_metadata *_metadata, SELF *self,
 		  int dev)
@@ -436,6 +437,10 @@ static void reset(struct __test_metadata *_metadata, SELF *self,
 	}
 	shared->lossy++;
 	ASSERT_EQ(0, p2p_pci_attr_set(self->name[dev], "reset", "1"));
+	if (dev == NIC) {
+		ASSERT_EQ(0, p2p_pci_unbind(P2P_NIC_DRIVER, self->name[NIC]));
+		ASSERT_EQ(0, p2p_pci_bind(P2P_NIC_DRIVER, self->name[NIC], 0));
+	}
 	shared->lossy++;
 }
 
