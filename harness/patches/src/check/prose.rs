@@ -32,7 +32,14 @@ pub struct Config {
 /// Reads all pages and messages.
 pub fn run(checker: &Checker<'_>, ui: &Ui) -> Result<Vec<Outcome>> {
     let config = &checker.settings.prose;
-    let proselint = setup::proselint(checker.paths, ui)?;
+    let proselint = match setup::proselint(checker.paths, ui) {
+        Ok(program) => program,
+        // Without a network nobody can read.
+        Err(error) => {
+            let why = format!("{error:#}");
+            return Ok(vec![Outcome::skipped("prose", "pages and messages", why)]);
+        }
+    };
     let texts = texts(checker, config)?;
 
     let scratch = tempfile::tempdir_in(checker.paths.build())?;
