@@ -1,8 +1,7 @@
 //! The English of pages and of messages: proselint, and phrases that are hard to read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -95,16 +94,7 @@ fn texts(checker: &Checker<'_>, config: &Config) -> Result<BTreeMap<String, Stri
         let text = fs::read_to_string(patch)?;
         texts.insert(format!("patches/{}", name(patch)), message(&text));
     }
-    for path in letters(&checker.series.dir)? {
-        let file = path.strip_prefix(root)?.to_string_lossy().into_owned();
-        texts.insert(file, message(&fs::read_to_string(&path)?));
-    }
     Ok(texts)
-}
-
-fn letters(patches: &Path) -> Result<BTreeSet<std::path::PathBuf>> {
-    let pattern = patches.join("*/0000-cover-letter.txt");
-    Ok(glob::glob(&pattern.to_string_lossy())?.collect::<Result<_, _>>()?)
 }
 
 /// A page without code and numbers, line by line, as proselint knows no Markdown. A heading is a
