@@ -60,7 +60,7 @@ static __u64 splitmix64(__u64 x)
 	return z ^ z >> 31;
 }
 
-/* Whole words are by themselves, as a call for each takes most of a test */
+/* Whole words are stored in line: a call of memcpy() for each is slow in emulation */
 void p2p_fill(void *buf, __u64 seed, size_t pos, size_t len)
 {
 	unsigned char *p = buf;

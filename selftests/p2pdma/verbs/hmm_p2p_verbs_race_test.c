@@ -235,6 +235,7 @@ TEST_F_TIMEOUT(verbs, dereg_unmapped, TIMEOUT_S)
 		verbs_buf_init(_metadata, self, &theirs, 1, OTHER, VERBS_ODP);
 		verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &theirs, 0,
 			   &mine, 0, mine.len);
+		verbs_buf_check(_metadata, self, &mine);
 		ASSERT_EQ(0, munmap(theirs.p, theirs.len));
 		verbs_buf_free(_metadata, &theirs);
 	}
