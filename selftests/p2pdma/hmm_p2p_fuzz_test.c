@@ -30,7 +30,7 @@
 /* Transfers of the NIC take longer than all other calls, so few may succeed */
 #define TRANSFER_SELDOM	2000U
 
-enum { GPU, NIC, RDMA, DEVICES };
+enum { GPU, NIC, RDMA, DEVICES, CARD = DEVICES, HANDLES };
 
 static const char *const driver[] = {
 	P2P_GPU_DRIVER, P2P_NIC_DRIVER, RDMA_DRIVER,
@@ -39,7 +39,7 @@ static const char *const driver[] = {
 /* What attacker and victim share */
 struct shared {
 	unsigned char *secret;	/* address in the victim */
-	__u32 handle[DEVICES];
+	__u32 handle[HANDLES];	/* CARD: of the NIC as a card */
 	bool ready;
 	bool end;
 };
@@ -73,6 +73,9 @@ static void region_init(struct __test_metadata *_metadata, const int *fd,
 		.len = len,
 		.flags = P2PTEST_NIC_MR_WRITE,
 	};
+	struct p2ptest_nic_pin pin = {
+		.addr = reg.addr, .len = reg.len, .flags = reg.flags,
+	};
 	struct p2ptest_rdma_reg rdma = {
 		.addr = (uintptr_t)p,
 		.len = len,
@@ -82,6 +85,8 @@ static void region_init(struct __test_metadata *_metadata, const int *fd,
 	if (fd[NIC] >= 0) {
 		ASSERT_EQ(0, ioctl(fd[NIC], P2PTEST_NIC_REG, &reg));
 		handle[NIC] = reg.handle;
+		ASSERT_EQ(0, ioctl(fd[NIC], P2PTEST_NIC_PIN, &pin));
+		handle[CARD] = pin.handle;
 	}
 	if (fd[RDMA] >= 0) {
 		ASSERT_EQ(0, ioctl(fd[RDMA], P2PTEST_RDMA_REG, &rdma));
@@ -182,7 +187,7 @@ struct attacker {
 	size_t len[ARENAS];
 	unsigned char *out;	/* what calls write to */
 	size_t out_len;
-	__u32 handle[DEVICES];
+	__u32 handle[HANDLES];
 	__u64 arg[16];
 };
 
@@ -309,17 +314,17 @@ static __u32 flags(struct attacker *a, __u32 valid)
 	return dice(a, 16) ? dice(a, valid + 1) : bits(a);
 }
 
-static __u32 handle(struct attacker *a, int dev)
+static __u32 handle(struct attacker *a, int kind)
 {
 	switch (dice(a, 8)) {
 	case 0:
-		return a->self->shared->handle[dev];
+		return a->self->shared->handle[kind];
 	case 1:
 		return dice(a, 64);
 	case 2:
 		return bits(a);
 	default:
-		return a->handle[dev];
+		return a->handle[kind];
 	}
 }
 
@@ -387,10 +392,14 @@ static unsigned long nic_call(struct attacker *a)
 		struct p2ptest_nic_dereg *dereg;
 		struct p2ptest_nic_xfer *xfer;
 		struct p2ptest_nic_query *query;
+		struct p2ptest_nic_pin *pin;
+		struct p2ptest_nic_unpin *unpin;
+		struct p2ptest_nic_copy *copy;
+		struct p2ptest_nic_pinned *pinned;
 		__u64 *arg;
 	} u = { .arg = a->arg };
 
-	switch (dice(a, 5)) {
+	switch (dice(a, 10)) {
 	case 0:
 		u.reg->addr = address(a);
 		u.reg->len = length(a);
@@ -409,6 +418,31 @@ static unsigned long nic_call(struct attacker *a)
 		u.query->handle = handle(a, NIC);
 		u.query->pad = pad(a);
 		return P2PTEST_NIC_QUERY;
+	case 3:
+		u.pin->addr = address(a);
+		u.pin->len = length(a);
+		u.pin->flags = flags(a, 7);
+		return P2PTEST_NIC_PIN;
+	case 4:
+		u.unpin->handle = handle(a, CARD);
+		u.unpin->pad = pad(a);
+		return u.unpin->handle == a->handle[CARD] && !u.unpin->pad ?
+			       P2PTEST_NIC_PINNED : P2PTEST_NIC_UNPIN;
+	case 5:
+		u.pinned->pages = pointer(a);
+		u.pinned->nr = dice(a, 4) ? dice(a, 2 * PAGES) : bits(a);
+		u.pinned->handle = handle(a, CARD);
+		u.pinned->pad = pad(a);
+		return P2PTEST_NIC_PINNED;
+	case 6:
+	case 7:
+		u.copy->src_offset = dice(a, 4) ? dice(a, PAGES * P2P_PAGE) : bits(a);
+		u.copy->dst_offset = dice(a, 4) ? dice(a, PAGES * P2P_PAGE) : bits(a);
+		u.copy->len = transfer_length(a);
+		u.copy->src = handle(a, CARD);
+		u.copy->dst = handle(a, CARD);
+		u.copy->pad = pad(a);
+		return P2PTEST_NIC_COPY;
 	default:
 		u.xfer->addr = address(a);
 		u.xfer->len = transfer_length(a);
@@ -518,12 +552,12 @@ static bool is_known(int dev, int err)
 }
 
 /* Has he got hold of a page of the secret? */
-static bool has_secret(const struct attacker *a)
+static bool has_secret(const void *p, size_t len)
 {
-	const __u64 *word = (const __u64 *)a->out;
+	const __u64 *word = p;
 	size_t i;
 
-	for (i = 0; i < a->out_len / sizeof(*word); i++)
+	for (i = 0; i < len / sizeof(*word); i++)
 		if (word[i] == SECRET)
 			return true;
 	return false;
@@ -557,7 +591,11 @@ static void attack(struct __test_metadata *_metadata, SELF *self, int dev)
 		ASSERT_TRUE(is_known(dev, err))
 			TH_LOG("call %lu, %#lx: %s", i, cmd, strerror(err));
 		if (!(i % 8))
-			ASSERT_FALSE(has_secret(&a))
+			ASSERT_FALSE(has_secret(a.out, a.out_len))
+				TH_LOG("call %lu, %#lx", i, cmd);
+		/* To look brings it home, so only if it is worth it */
+		if (!err && cmd == P2PTEST_NIC_COPY)
+			ASSERT_FALSE(has_secret(a.arena[PLAIN], a.len[PLAIN]))
 				TH_LOG("call %lu, %#lx", i, cmd);
 	}
 	store(self->shared->end, true);

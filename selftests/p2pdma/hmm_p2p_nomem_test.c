@@ -246,6 +246,54 @@ TEST_F_TIMEOUT(p2p_nomem, nic, TIMEOUT_S)
 	EXPECT_LT(10U, nomem->failed);
 }
 
+/* Registrations of the NIC as a card: either all is known to it, or nothing */
+TEST_F_TIMEOUT(p2p_nomem, card, TIMEOUT_S)
+{
+	struct p2ptest_nic_copy copy = { .len = FEW * P2P_PAGE };
+	struct nomem *nomem = &self->nomem;
+	P2P_SELF *p2p = &self->p2p;
+	struct p2p_buf src, dst;
+	int ret, vram;
+
+	for (vram = 0; vram < 2; vram++) {
+		for_each_allocation(nomem, vram ? "pin VRAM" : "pin host memory") {
+			p2p_buf_init(_metadata, p2p, &src, FEW, nomem->n);
+			if (vram)
+				p2p_buf_to_vram(_metadata, p2p, &src);
+			NOMEM_CALL_OR(nomem, ret, NOMEM_NOT_MAPPED,
+				      p2p_nic_pin(&p2p->nic, src.p, src.len, 0,
+						  &copy.src));
+			if (ret)
+				ASSERT_EQ(0, p2p_nic_pin(&p2p->nic, src.p,
+							 src.len, 0, &copy.src));
+			EXPECT_EQ(0, p2p_nic_unpin(&p2p->nic, copy.src));
+			buf_end(_metadata, p2p, &src, nomem->n);
+		}
+		/* One of them has moved, so the card lacks it */
+		for_each_allocation(nomem, "copy") {
+			p2p_buf_init(_metadata, p2p, &src, FEW, nomem->n);
+			p2p_buf_init(_metadata, p2p, &dst, FEW, OTHER);
+			ASSERT_EQ(0, p2p_nic_pin(&p2p->nic, src.p, src.len, 0,
+						 &copy.src));
+			ASSERT_EQ(0, p2p_nic_pin(&p2p->nic, dst.p, dst.len,
+						 P2PTEST_NIC_MR_WRITE,
+						 &copy.dst));
+			p2p_buf_to_vram(_metadata, p2p, vram ? &src : &dst);
+			NOMEM_CALL_OR(nomem, ret, NOMEM_NOT_MAPPED,
+				      p2p_nic_copy(&p2p->nic, &copy));
+			if (ret) {
+				nomem_either(_metadata, &dst, OTHER, nomem->n);
+				ASSERT_EQ(0, p2p_nic_copy(&p2p->nic, &copy));
+			}
+			EXPECT_EQ(0, p2p_nic_unpin(&p2p->nic, copy.src));
+			EXPECT_EQ(0, p2p_nic_unpin(&p2p->nic, copy.dst));
+			buf_end(_metadata, p2p, &dst, nomem->n);
+			buf_end(_metadata, p2p, &src, nomem->n);
+		}
+	}
+	EXPECT_LT(10U, nomem->failed);
+}
+
 static int fork_and_write(struct p2p_buf *buf)
 {
 	pid_t pid = fork();

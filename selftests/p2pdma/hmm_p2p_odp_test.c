@@ -295,6 +295,7 @@ TEST_F_TIMEOUT(odp, huge, TIMEOUT_S)
 	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, buf.len, MR_ODP_WRITE,
 			      &buf.handle));
 	rdma_buf_to_vram(_metadata, self, &buf);
+	ASSERT_EQ((long)P2P_HUGE, p2p_huge_bytes(buf.p));
 	before = p2p_info(_metadata, &self->gpu);
 	ASSERT_EQ(0, rdma_fault(self->fd, buf.handle, buf.p, buf.len,
 				P2PTEST_RDMA_FAULT_WRITE));
@@ -302,6 +303,8 @@ TEST_F_TIMEOUT(odp, huge, TIMEOUT_S)
 			  PAGE_ALL);
 	EXPECT_EQ(self->peer ? 0 : buf.pages,
 		  rdma_moves(_metadata, self, &before));
+	/* Left there as a whole, or brought home as a whole */
+	EXPECT_EQ((long)P2P_HUGE, p2p_huge_bytes(buf.p));
 	p2p_fill(data, AFTER, at, sizeof(data));
 	EXPECT_EQ(0, rdma_xfer(self->fd, buf.handle, buf.p + at, data,
 			       sizeof(data), true, NULL));

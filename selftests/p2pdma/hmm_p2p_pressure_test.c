@@ -14,6 +14,7 @@
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -484,6 +485,201 @@ TEST_F_TIMEOUT(p2p, other_process, TIMEOUT_S)
 	ASSERT_EQ(1, write(to_child[1], "", 1));
 	p2p_wait_child(_metadata, pid);
 	close(fd);
+}
+
+/* Words that a tracer changes: in a page that is in VRAM, and in one that is not */
+static const size_t pokes[] = { P2P_PAGE + 8, LEN - P2P_PAGE + 16 };
+static const long poke = 0x706f6b6564L;
+
+/* Everybody sees the new words, and what was there before around them */
+static void poked(struct __test_metadata *_metadata, P2P_SELF *self,
+		  struct p2p_buf *buf)
+{
+	unsigned char *want = malloc(LEN), *seen = malloc(LEN);
+	size_t i;
+
+	ASSERT_NE(NULL, want);
+	ASSERT_NE(NULL, seen);
+	p2p_fill(want, AFTER, 0, LEN);
+	for (i = 0; i < ARRAY_SIZE(pokes); i++)
+		memcpy(want + pokes[i], &poke, sizeof(poke));
+	ASSERT_EQ(0, p2p_nic_read(&self->nic, buf->handle, buf->p, seen, LEN,
+				  NULL));
+	EXPECT_EQ(0, memcmp(want, seen, LEN))
+		TH_LOG("the NIC sees something else");
+	ASSERT_LE(0, p2p_gpu_read(&self->gpu, buf->p, seen, LEN));
+	EXPECT_EQ(0, memcmp(want, seen, LEN))
+		TH_LOG("the GPU sees something else");
+	EXPECT_EQ(0, memcmp(want, buf->p, LEN))
+		TH_LOG("the CPU sees something else");
+	free(want);
+	free(seen);
+}
+
+/* A tracer writes to pages of a process that is stopped, and brings them home */
+TEST_F_TIMEOUT(p2p, tracer, TIMEOUT_S)
+{
+	int to_parent[2], to_child[2], status;
+	struct p2p_buf buf, *theirs;
+	unsigned char *at;
+	size_t i;
+	pid_t pid;
+	char c;
+
+	theirs = mmap(NULL, sizeof(*theirs), PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, (void *)theirs);
+	ASSERT_EQ(0, pipe(to_parent));
+	ASSERT_EQ(0, pipe(to_child));
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		P2P_SELF own = *self;
+
+		ASSERT_EQ(0, p2p_nic_open(&own.nic, 0));
+		half_init(_metadata, &own, &buf);
+		/* Where the NIC did not leave it */
+		ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, buf.p, buf.len / 2));
+		if (p2p_peer_path(own.path))
+			EXPECT_EQ(1, p2p_gpu_resident(&own.gpu, buf.p + P2P_PAGE,
+						      P2P_PAGE));
+		*theirs = buf;
+		ASSERT_EQ(1, write(to_parent[1], "", 1));
+		ASSERT_EQ(1, read(to_child[0], &c, 1));
+		EXPECT_EQ(0, p2p_gpu_resident(&own.gpu, buf.p + P2P_PAGE, P2P_PAGE));
+		poked(_metadata, &own, &buf);
+		/* As well when these pages have been in VRAM again */
+		ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, buf.p, buf.len));
+		poked(_metadata, &own, &buf);
+		p2p_buf_nic_write(_metadata, &own, &buf, AFTER);
+		half_end(_metadata, &own, &buf);
+		_exit(0);
+	}
+	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	ASSERT_EQ(0, ptrace(PTRACE_SEIZE, pid, NULL, NULL));
+	ASSERT_EQ(0, ptrace(PTRACE_INTERRUPT, pid, NULL, NULL));
+	ASSERT_EQ(pid, waitpid(pid, &status, __WALL));
+	ASSERT_TRUE(WIFSTOPPED(status));
+	for (i = 0; i < ARRAY_SIZE(pokes); i++) {
+		/* To read first would bring it home first */
+		at = theirs->p + pokes[i];
+		ASSERT_EQ(0, ptrace(PTRACE_POKEDATA, pid, at, poke));
+		EXPECT_EQ(poke, ptrace(PTRACE_PEEKDATA, pid, at, NULL));
+	}
+	ASSERT_EQ(0, ptrace(PTRACE_DETACH, pid, NULL, NULL));
+	ASSERT_EQ(1, write(to_child[1], "", 1));
+	p2p_wait_child(_metadata, pid);
+}
+
+#define CPU1	"/sys/devices/system/cpu/cpu1/online"
+#define CPU_ROUNDS	4U
+
+/* What goes on beside the NIC until it is told to stop */
+struct beside {
+	pthread_t thread;
+	P2P_SELF *self;
+	struct p2p_buf *buf;
+	bool stop;
+	unsigned int done;
+	long ret;
+};
+
+static bool goes_on(struct beside *b)
+{
+	return b->ret >= 0 && !__atomic_load_n(&b->stop, __ATOMIC_ACQUIRE);
+}
+
+/* The CPU goes, with all that it had to do, and comes back */
+static void *cpu_run(void *arg)
+{
+	struct beside *b = arg;
+
+	while (goes_on(b)) {
+		b->ret = put(CPU1, "0");
+		p2p_sleep_ms(100);
+		/* Whatever has happened */
+		if (put(CPU1, "1"))
+			b->ret = -EIO;
+		p2p_sleep_ms(100);
+		/* Something else may forbid it for a moment */
+		if (b->ret == -EBUSY)
+			b->ret = 0;
+		else
+			b->done++;
+	}
+	return NULL;
+}
+
+/* Pages move to VRAM, and some of them home */
+static void *move_run(void *arg)
+{
+	struct beside *b = arg;
+
+	while (goes_on(b)) {
+		b->ret = p2p_gpu_to_vram(&b->self->gpu, b->buf->p, LEN);
+		if (b->ret > 0)
+			b->done += b->ret;
+		p2p_sleep_ms(130);
+		if (b->ret >= 0)
+			b->ret = p2p_gpu_to_host(&b->self->gpu, b->buf->p, LEN / 2);
+		p2p_sleep_ms(170);
+	}
+	return NULL;
+}
+
+FIXTURE(p2p_cpu)
+{
+	P2P_SELF p2p;
+	bool changed;
+};
+
+FIXTURE_SETUP(p2p_cpu)
+{
+	p2p_setup(_metadata, &self->p2p, NULL);
+}
+
+FIXTURE_TEARDOWN_PARENT(p2p_cpu)
+{
+	/* Also if the test did not get that far */
+	if (self->changed)
+		put(CPU1, "1");
+	p2p_teardown(_metadata, &self->p2p, NULL);
+}
+
+/* A CPU goes offline and comes back, while pages move and the NIC transfers */
+TEST_F_TIMEOUT(p2p_cpu, offline, TIMEOUT_S)
+{
+	P2P_SELF *p2p = &self->p2p;
+	struct beside cpu = { }, move = { .self = p2p };
+	struct p2p_buf buf;
+	unsigned int i;
+
+	if (access(CPU1, W_OK))
+		SKIP(return, "no CPU that can go offline: no " CPU1);
+	self->changed = true;
+	p2p_buf_init(_metadata, p2p, &buf, PAGES, BEFORE);
+	move.buf = &buf;
+	ASSERT_EQ(0, pthread_create(&move.thread, NULL, move_run, &move));
+	ASSERT_EQ(0, pthread_create(&cpu.thread, NULL, cpu_run, &cpu));
+	for (i = 0; i < CPU_ROUNDS; i++) {
+		p2p_buf_nic_write(_metadata, p2p, &buf, AFTER + i);
+		p2p_buf_nic_read(_metadata, p2p, &buf, AFTER + i);
+		if (i & 1)
+			p2p_buf_cpu_read(_metadata, &buf, AFTER + i);
+	}
+	__atomic_store_n(&cpu.stop, true, __ATOMIC_RELEASE);
+	__atomic_store_n(&move.stop, true, __ATOMIC_RELEASE);
+	ASSERT_EQ(0, pthread_join(cpu.thread, NULL));
+	ASSERT_EQ(0, pthread_join(move.thread, NULL));
+	EXPECT_EQ(0, cpu.ret)
+		TH_LOG("CPU 1: %s", strerror(-cpu.ret));
+	EXPECT_LE(0, move.ret)
+		TH_LOG("moves: %s", strerror(-move.ret));
+	EXPECT_LT(0U, cpu.done);
+	EXPECT_LT(0U, move.done);
+	EXPECT_EQ(1, number_in(CPU1, ""))
+		TH_LOG("CPU 1 has not come back");
+	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
+	half_end(_metadata, p2p, &buf);
 }
 
 /* Pages that are given to a pipe are pages of host memory */

@@ -10,6 +10,7 @@
 
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #define PAGES	8U
@@ -399,10 +400,13 @@ TEST_F_TIMEOUT(p2p, moving, TIMEOUT_S)
 	side_free(_metadata, self, &dst);
 }
 
-/* Two registrations of the same memory: the end of one is not that of the other */
+/*
+ * Two registrations of the same memory: the end of one is not that of the other, and
+ * the end of the memory is that of both
+ */
 TEST_F_TIMEOUT(p2p, twice, TIMEOUT_S)
 {
-	struct side src, dst, again;
+	struct side src, dst, again, third;
 
 	side_init(_metadata, self, &src, IN_GPU, PAGES, BEFORE);
 	side_init(_metadata, self, &dst, IN_HOST, PAGES, OTHER);
@@ -419,6 +423,16 @@ TEST_F_TIMEOUT(p2p, twice, TIMEOUT_S)
 	EXPECT_EQ(0, copy(self, &again, &dst, NULL));
 	side_known(_metadata, self, &again, 0);
 	p2p_buf_cpu_read(_metadata, &dst.buf, BEFORE);
+
+	third = again;
+	side_pin(_metadata, self, &third);
+	ASSERT_EQ(0, munmap(src.buf.p, src.buf.len));
+	EXPECT_EQ(PAGES, revoked(_metadata, self, &again));
+	EXPECT_EQ(PAGES, revoked(_metadata, self, &third));
+	EXPECT_EQ(-EFAULT, copy(self, &again, &dst, NULL));
+	EXPECT_EQ(-EFAULT, copy(self, &third, &dst, NULL));
+	EXPECT_EQ(0U, revoked(_metadata, self, &dst));
+	EXPECT_EQ(0, p2p_nic_unpin(&self->nic, third.buf.handle));
 	side_free(_metadata, self, &again);
 	side_free(_metadata, self, &dst);
 }
@@ -524,6 +538,7 @@ TEST_F_TIMEOUT(p2p, passed, TIMEOUT_S)
 	ASSERT_EQ(1, sendmsg(sock[0], &msg, 0));
 	ASSERT_EQ(4, write(sock[0], &src.buf.handle, sizeof(src.buf.handle)));
 	p2p_wait_child(_metadata, pid);
+	side_known(_metadata, self, &src, 0);
 	/* Of its memory nothing is left, although the file is ours as well */
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu,
 				       p2p_gpu_resident(&self->gpu, src.buf.p,
@@ -557,6 +572,53 @@ TEST_F_TIMEOUT(p2p, exec, TIMEOUT_S)
 	ASSERT_EQ(0, kill(pid, SIGKILL));
 	ASSERT_EQ(pid, waitpid(pid, &status, 0));
 	EXPECT_TRUE(WIFSIGNALED(status));
+}
+
+/*
+ * A process is killed while the card is about to get a large buffer. It does not
+ * finish that before it dies: a file's pages tell how far it got.
+ */
+TEST_F_TIMEOUT(p2p, killed, TIMEOUT_S)
+{
+	const size_t len = 256UL << 20;
+	int fd = syscall(SYS_memfd_create, "p2p", 0);
+	struct stat st = { };
+	struct side src, dst;
+	__u32 handle;
+	int i, status;
+	pid_t pid;
+	void *p;
+
+	ASSERT_LE(0, fd);
+	ASSERT_EQ(0, ftruncate(fd, len));
+	p = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
+	ASSERT_NE(MAP_FAILED, p);
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		p2p_nic_pin(&self->nic, p, len, 0, &handle);
+		_exit(1);
+	}
+	for (i = 0; i < MIDDLE_MS && !st.st_blocks; i++) {
+		p2p_sleep_ms(1);
+		ASSERT_EQ(0, fstat(fd, &st));
+	}
+	ASSERT_EQ(0, kill(pid, SIGKILL));
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_TRUE(WIFSIGNALED(status))
+		TH_LOG("it had finished before it was killed");
+	ASSERT_EQ(0, fstat(fd, &st));
+	EXPECT_LT(0, st.st_blocks);
+	EXPECT_GT(len / 2, st.st_blocks * 512UL);
+
+	/* The card is as good as before */
+	side_init(_metadata, self, &src, IN_GPU, PAGES, BEFORE);
+	side_init(_metadata, self, &dst, IN_HOST, PAGES, OTHER);
+	EXPECT_EQ(0, copy(self, &src, &dst, NULL));
+	p2p_buf_cpu_read(_metadata, &dst.buf, BEFORE);
+	side_free(_metadata, self, &src);
+	side_free(_metadata, self, &dst);
+	EXPECT_EQ(0, munmap(p, len));
+	close(fd);
 }
 
 FIXTURE(unbind)

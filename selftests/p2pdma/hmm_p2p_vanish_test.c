@@ -4,7 +4,8 @@
  * back, at random, while processes use them or not
  *
  * Some processes own a buffer each. They move it to VRAM and home, and write and
- * read it by CPU, GPU and NIC. Meanwhile the test takes one of the two devices away,
+ * read it by CPU, GPU and NIC, which faults pages, or as a card has them registered
+ * all the time. Meanwhile the test takes one of the two devices away,
  * by one of the ways in which that happens to devices. Afterwards each page must
  * hold what was last written to it, and must be at home if the GPU is gone. As soon
  * as the device is back, it must work, and count as used what the processes have in
@@ -60,9 +61,10 @@ struct worker {
 	struct p2p_nic nic;
 	bool registered;
 	struct p2p_buf buf;
+	__u32 card_buf, card_data;	/* what the NIC as a card calls them */
 	__u64 want[PAGES];	/* seed of each page */
 	__u64 next;
-	unsigned char *data;
+	unsigned char *data;	/* a page */
 };
 
 #define load(x)		__atomic_load_n(&(x), __ATOMIC_ACQUIRE)
@@ -164,27 +166,49 @@ static void open_again(struct worker *w)
 		return;
 	ret = p2p_nic_reg(&w->nic, w->buf.p, w->buf.len, P2PTEST_NIC_MR_WRITE,
 			  &w->buf.handle);
+	if (!ret)
+		ret = p2p_nic_pin(&w->nic, w->buf.p, w->buf.len,
+				  P2PTEST_NIC_MR_WRITE, &w->card_buf);
+	if (!ret)
+		ret = p2p_nic_pin(&w->nic, w->data, P2P_PAGE,
+				  P2PTEST_NIC_MR_WRITE, &w->card_data);
 	w->registered = !ret;
 	if (ret)
 		gone(w, NIC, "register", ret);
 }
 
-static void nic_transfer(struct worker *w, unsigned int i, bool write)
+/* Between page @i and @w->data */
+static int nic_page(struct worker *w, unsigned int i, bool write, bool card)
+{
+	struct p2ptest_nic_copy copy = {
+		.src = write ? w->card_data : w->card_buf,
+		.dst = write ? w->card_buf : w->card_data,
+		.src_offset = write ? 0 : i * P2P_PAGE,
+		.dst_offset = write ? i * P2P_PAGE : 0,
+		.len = P2P_PAGE,
+	};
+
+	if (card)
+		return p2p_nic_copy(&w->nic, &copy);
+	if (write)
+		return p2p_nic_write(&w->nic, w->buf.handle, page_at(w, i),
+				     w->data, P2P_PAGE, NULL);
+	return p2p_nic_read(&w->nic, w->buf.handle, page_at(w, i), w->data,
+			    P2P_PAGE, NULL);
+}
+
+static void nic_transfer(struct worker *w, unsigned int i, bool write, bool card)
 {
 	unsigned int lossy = load(shared->lossy);
 	__u64 new = w->next++;
 	bool lost = true;
 	int ret;
 
-	if (write) {
+	if (write)
 		p2p_fill(w->data, new, 0, P2P_PAGE);
-		ret = p2p_nic_write(&w->nic, w->buf.handle, page_at(w, i), w->data,
-				    P2P_PAGE, NULL);
-	} else {
+	else
 		memset(w->data, 0, P2P_PAGE);
-		ret = p2p_nic_read(&w->nic, w->buf.handle, page_at(w, i), w->data,
-				   P2P_PAGE, NULL);
-	}
+	ret = nic_page(w, i, write, card);
 	/* It may be lossy from now on, but not from before */
 	if (!(lossy & 1) && lossy == load(shared->lossy)) {
 		lost = false;
@@ -238,7 +262,7 @@ static void work(struct worker *w)
 	unsigned int i = dice(&w->random, PAGES);
 
 	open_again(w);
-	w->op = dice(&w->random, 10);
+	w->op = dice(&w->random, 13);
 	switch (w->op) {
 	case 0:
 	case 1:
@@ -252,12 +276,18 @@ static void work(struct worker *w)
 	case 4:
 	case 5:
 		if (w->registered)
-			nic_transfer(w, i, w->op != 3);
+			nic_transfer(w, i, w->op != 3, false);
 		break;
 	case 6:
 	case 7:
+	case 8:
+		if (w->registered)
+			nic_transfer(w, i, w->op != 6, true);
+		break;
+	case 9:
+	case 10:
 		if (w->gpu.fd >= 0)
-			gpu_transfer(w, i, w->op == 6);
+			gpu_transfer(w, i, w->op == 9);
 		break;
 	default:
 		if (w->gpu.fd >= 0)
@@ -310,7 +340,7 @@ static void worker(struct __test_metadata *_metadata, unsigned int number)
 	unsigned int turn = 0, i;
 
 	p2p_buf_alloc(_metadata, &w.buf, PAGES, 0);
-	w.data = malloc(P2P_PAGE);
+	w.data = p2p_alloc(P2P_PAGE);
 	ASSERT_NE(NULL, w.data);
 	for (i = 0; i < PAGES; i++) {
 		w.want[i] = w.next++;
@@ -348,22 +378,10 @@ FIXTURE_SETUP(p2p_vanish)
 
 static const char *const driver[] = { P2P_GPU_DRIVER, P2P_NIC_DRIVER };
 
-static int scan_again(void)
-{
-	int fd = open("/sys/bus/pci/rescan", O_WRONLY | O_CLOEXEC), ret = 0;
-
-	if (fd < 0)
-		return -errno;
-	if (write(fd, "1", 1) != 1)
-		ret = -errno;
-	close(fd);
-	return ret;
-}
-
 FIXTURE_TEARDOWN_PARENT(p2p_vanish)
 {
 	/* Also if the test did not get that far */
-	scan_again();
+	p2p_pci_rescan();
 	p2p_pci_bind(P2P_GPU_DRIVER, self->name[GPU], 0);
 	p2p_pci_bind(P2P_NIC_DRIVER, self->name[NIC], 0);
 	p2p_teardown(_metadata, &self->p2p, NULL);
@@ -420,7 +438,7 @@ static void remove_device(struct __test_metadata *_metadata,
 	store(shared->gpu_gone, dev == GPU);
 	all_look(_metadata);
 	store(shared->gpu_gone, false);
-	ASSERT_EQ(0, scan_again());
+	ASSERT_EQ(0, p2p_pci_rescan());
 }
 
 /*

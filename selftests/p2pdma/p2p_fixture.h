@@ -136,7 +136,7 @@ static inline void p2p_buf_reached(struct __test_metadata *_metadata,
 
 /*
  * What VRAM holds at the places of @locs, seen through the BAR: pages 0.. of
- * @seed. Silent if the kernel does not show it.
+ * @seed
  */
 static inline void p2p_vram_pattern(struct __test_metadata *_metadata,
 				    P2P_SELF *self, const __u64 *locs,
@@ -146,8 +146,8 @@ static inline void p2p_vram_pattern(struct __test_metadata *_metadata,
 	size_t i, len;
 
 	vram = p2p_vram_map(self->gpu.id, &len);
-	if (!vram)
-		return;
+	ASSERT_NE(NULL, vram)
+		TH_LOG("no BAR in sysfs: lockdown, or CONFIG_IO_STRICT_DEVMEM?");
 	for (i = 0; i < pages; i++) {
 		ASSERT_TRUE(p2p_loc_is_vram(locs[i]));
 		ASSERT_LE(p2p_loc_offset(locs[i]), len - P2P_PAGE);

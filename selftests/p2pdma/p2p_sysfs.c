@@ -400,6 +400,11 @@ int p2p_pci_bind(const char *driver, const char *name, int id)
 	return ret || id < 0 ? ret : wait_node(driver, id);
 }
 
+int p2p_pci_rescan(void)
+{
+	return write_file("/sys/bus/pci/rescan", "1");
+}
+
 int p2p_pci_attr_set(const char *name, const char *attr, const char *text)
 {
 	char path[128];

@@ -220,6 +220,8 @@ int p2p_pci_name(const char *driver, int id, char name[P2P_PCI_NAME]);
 int p2p_pci_unbind(const char *driver, const char *name);
 /* Bind, and wait until device node @id of the driver is there, if it is not < 0 */
 int p2p_pci_bind(const char *driver, const char *name, int id);
+/* Look for devices that were removed */
+int p2p_pci_rescan(void);
 /* An attribute of the device in sysfs; what is read is a line */
 int p2p_pci_attr_set(const char *name, const char *attr, const char *text);
 int p2p_pci_attr_get(const char *name, const char *attr, char *text,

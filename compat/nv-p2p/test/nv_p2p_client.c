@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * A client of nv-p2p, written as its documentation says: the callback waits for
- * the transfer in flight, and frees the mapping and the table.
+ * the transfer in flight, and frees the mapping and the table, or leaves that to
+ * whoever puts the pages.
  */
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
@@ -40,21 +41,37 @@ struct buffer {
 	u64 addr, len;
 	u32 page_size;
 	int callbacks;
+	bool free_later;
+	bool revoked;		/* what is left is to be freed, and nothing else */
 };
 
 static const u32 page_sizes[] = { SZ_4K, SZ_64K, SZ_128K };
 
-static void client_callback(void *data)
+static void client_free(struct buffer *buffer)
 {
-	struct buffer *buffer = data;
-
-	mutex_lock(&buffer->lock);
-	buffer->callbacks++;
+	lockdep_assert_held(&buffer->lock);
 	if (buffer->mapping)
 		WARN_ON(nvidia_p2p_free_dma_mapping(buffer->mapping));
 	buffer->mapping = NULL;
 	WARN_ON(nvidia_p2p_free_page_table(buffer->table));
 	buffer->table = NULL;
+}
+
+static void client_callback(void *data)
+{
+	struct nvidia_p2p_dma_mapping *mapping;
+	struct buffer *buffer = data;
+
+	mutex_lock(&buffer->lock);
+	buffer->callbacks++;
+	buffer->revoked = true;
+	/* Too late, which is an error and no deadlock */
+	WARN_ON(nvidia_p2p_put_pages(0, 0, buffer->addr, buffer->table) !=
+		-EINVAL);
+	WARN_ON(nvidia_p2p_dma_map_pages(edu, buffer->table, &mapping) !=
+		-EINVAL);
+	if (!buffer->free_later)
+		client_free(buffer);
 	mutex_unlock(&buffer->lock);
 }
 
@@ -70,6 +87,8 @@ static int client_get(struct buffer *buffer, struct client_get __user *arg)
 		return -EBUSY;
 	buffer->addr = get.addr;
 	buffer->len = get.len;
+	buffer->free_later = get.flags & CLIENT_FREE_LATER;
+	buffer->revoked = false;
 	ret = nvidia_p2p_get_pages(get.token, get.token, get.addr, get.len,
 				   &buffer->table,
 				   get.flags & CLIENT_NO_CALLBACK ?
@@ -116,8 +135,12 @@ static int client_put(struct buffer *buffer)
 	mutex_unlock(&buffer->lock);
 	if (table) {
 		ret = nvidia_p2p_put_pages(0, 0, buffer->addr, table);
+		mutex_lock(&buffer->lock);
 		if (!ret)
 			buffer->table = NULL;
+		else if (buffer->table)
+			client_free(buffer);
+		mutex_unlock(&buffer->lock);
 	}
 	return ret;
 }
@@ -134,7 +157,7 @@ static int client_map(struct buffer *buffer, struct client_map __user *arg)
 	if (ret)
 		return ret;
 	mutex_lock(&buffer->lock);
-	if (buffer->table) {
+	if (buffer->table && !buffer->revoked) {
 		buffer->mapping = mapping;
 		map.version = mapping->version;
 		map.entries = mapping->entries;
@@ -178,6 +201,35 @@ static int client_edu(u64 addr, u32 len, bool write)
 	return ret ?: edu_run(EDU_BUFFER, bounce_addr, len, EDU_TO_MEMORY);
 }
 
+/*
+ * The CPU, to @bounce. Memory reclaim may wait for the callback, and thus for its
+ * lock: nothing is allocated under that.
+ */
+static int client_read(struct buffer *buffer, u64 index, u64 within, u32 len)
+{
+	void __iomem *vram;
+	u64 phys = 0;
+	int ret = -ENOENT;
+
+	mutex_lock(&buffer->lock);
+	if (buffer->table && !buffer->revoked)
+		phys = buffer->table->pages[index]->physical_address;
+	mutex_unlock(&buffer->lock);
+	if (!phys)
+		return ret;
+	vram = ioremap(phys + within, len);
+	if (!vram)
+		return -ENOMEM;
+	mutex_lock(&buffer->lock);
+	if (buffer->table && !buffer->revoked) {
+		memcpy_fromio(bounce, vram, len);
+		ret = 0;
+	}
+	mutex_unlock(&buffer->lock);
+	iounmap(vram);
+	return ret;
+}
+
 static int client_transfer(struct buffer *buffer, bool dma,
 			   struct client_transfer __user *arg)
 {
@@ -201,21 +253,15 @@ static int client_transfer(struct buffer *buffer, bool dma,
 		mutex_unlock(&engine);
 		return -EFAULT;
 	}
-	mutex_lock(&buffer->lock);
-	if (dma && buffer->mapping) {
-		ret = client_edu(buffer->mapping->dma_addresses[index] + within,
-				 t.len, t.flags & CLIENT_WRITE);
-	} else if (!dma && buffer->table) {
-		void __iomem *vram =
-			ioremap(buffer->table->pages[index]->physical_address +
-				within, t.len);
-
-		ret = vram ? 0 : -ENOMEM;
-		if (vram)
-			memcpy_fromio(bounce, vram, t.len);
-		iounmap(vram);
+	if (dma) {
+		mutex_lock(&buffer->lock);
+		if (buffer->mapping && !buffer->revoked)
+			ret = client_edu(buffer->mapping->dma_addresses[index] +
+					 within, t.len, t.flags & CLIENT_WRITE);
+		mutex_unlock(&buffer->lock);
+	} else {
+		ret = client_read(buffer, index, within, t.len);
 	}
-	mutex_unlock(&buffer->lock);
 	if (!ret && !(t.flags & CLIENT_WRITE) &&
 	    copy_to_user(u64_to_user_ptr(t.buf), bounce, t.len))
 		ret = -EFAULT;

@@ -10,13 +10,14 @@
 #include <linux/types.h>
 
 #define CLIENT_NO_CALLBACK	1
+#define CLIENT_FREE_LATER	2	/* not in the callback, but by CLIENT_PUT */
 #define CLIENT_WRITE		1
 
 struct client_get {
 	__u64 addr;
 	__u64 len;
 	__u64 token;
-	__u32 flags;		/* CLIENT_NO_CALLBACK */
+	__u32 flags;		/* CLIENT_NO_CALLBACK, CLIENT_FREE_LATER */
 	__u32 version;		/* out */
 	__u32 page_size;	/* out: bytes */
 	__u32 entries;		/* out */

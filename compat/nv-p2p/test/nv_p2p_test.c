@@ -191,31 +191,6 @@ TEST_F_TIMEOUT(nv, unaligned, TIMEOUT_S)
 	expect_small(_metadata, self, p, OTHER, GPU_PAGE);
 }
 
-/* The GPU's driver goes: the client is told, and the memory comes home */
-TEST_F_TIMEOUT(nv, gpu_unbound, TIMEOUT_S)
-{
-	char name[P2P_PCI_NAME];
-	unsigned char part[PART];
-	struct client_map map;
-
-	ASSERT_EQ(0, p2p_pci_name(P2P_GPU_DRIVER, 0, name));
-	ASSERT_EQ(0, get(self->fd, self->p, LEN, NULL));
-	if (p2p_peer_path(self->path))
-		ASSERT_EQ(0, call(self->fd, CLIENT_MAP, &map));
-	p2p_gpu_close(&self->gpu);
-	ASSERT_EQ(0, p2p_pci_unbind(P2P_GPU_DRIVER, name));
-	EXPECT_EQ(1, call(self->fd, CLIENT_CALLBACKS, NULL));
-	EXPECT_EQ(-ENOENT, transfer(self->fd, CLIENT_DMA, 0, part, 0));
-	EXPECT_EQ(-ENOENT, call(self->fd, CLIENT_PUT, NULL));
-	p2p_expect_pattern(_metadata, "CPU", self->p, BEFORE, 0, LEN);
-	ASSERT_EQ(0, p2p_pci_bind(P2P_GPU_DRIVER, name, 0));
-	ASSERT_EQ(0, p2p_gpu_open(&self->gpu, 0));
-	ASSERT_EQ((long)(LEN / P2P_PAGE),
-		  p2p_gpu_to_vram(&self->gpu, self->p, LEN));
-	EXPECT_EQ(0, get(self->fd, self->p, LEN, NULL));
-	EXPECT_EQ(0, call(self->fd, CLIENT_PUT, NULL));
-}
-
 /* The device reads and writes it in place, or is told that it cannot */
 TEST_F_TIMEOUT(nv, dma, TIMEOUT_S)
 {
@@ -325,6 +300,110 @@ TEST_F_TIMEOUT(revoked, once, TIMEOUT_S)
 			   PART);
 	EXPECT_EQ(0, call(nv->fd, CLIENT_PUT, NULL));
 	EXPECT_EQ(1, call(nv->fd, CLIENT_CALLBACKS, NULL));
+}
+
+/*
+ * The GPU goes while its pages are held: each client is told once, may take its time
+ * to free what it has, and finds the memory at home
+ */
+
+FIXTURE(gone)
+{
+	FIXTURE_DATA(nv) nv;
+	char name[P2P_PCI_NAME];
+};
+
+FIXTURE_VARIANT(gone)
+{
+	enum { UNBOUND, UNLOADED, REMOVED } how;
+};
+
+FIXTURE_VARIANT_ADD(gone, unbound) { UNBOUND };
+FIXTURE_VARIANT_ADD(gone, unloaded) { UNLOADED };
+FIXTURE_VARIANT_ADD(gone, removed) { REMOVED };
+
+FIXTURE_SETUP(gone)
+{
+	nv_setup(_metadata, &self->nv, NULL);
+	ASSERT_EQ(0, p2p_pci_name(P2P_GPU_DRIVER, 0, self->name));
+}
+
+FIXTURE_TEARDOWN_PARENT(gone)
+{
+	nv_teardown(_metadata, &self->nv, NULL);
+}
+
+static int scan_again(void)
+{
+	int fd = open("/sys/bus/pci/rescan", O_WRONLY | O_CLOEXEC), ret;
+
+	if (fd < 0)
+		return -errno;
+	ret = write(fd, "1", 1) == 1 ? 0 : -errno;
+	close(fd);
+	return ret;
+}
+
+TEST_F_TIMEOUT(gone, told, TIMEOUT_S)
+{
+	struct client_get later = { .flags = CLIENT_FREE_LATER };
+	FIXTURE_DATA(nv) *nv = &self->nv;
+	unsigned char part[PART];
+	struct client_map map;
+	int fd[2] = { nv->fd }, i;
+
+	fd[1] = open("/dev/nv_p2p_client", O_RDWR | O_CLOEXEC);
+	ASSERT_LE(0, fd[1]);
+	for (i = 0; i < 2; i++) {
+		ASSERT_EQ(0, get(fd[i], nv->p, LEN, i ? &later : NULL));
+		if (p2p_peer_path(nv->path))
+			ASSERT_EQ(0, call(fd[i], CLIENT_MAP, &map));
+	}
+
+	p2p_gpu_close(&nv->gpu);
+	switch (variant->how) {
+	case UNBOUND:
+		ASSERT_EQ(0, p2p_pci_unbind(P2P_GPU_DRIVER, self->name));
+		break;
+	case UNLOADED:
+		ASSERT_EQ(0, p2p_module_unload(P2P_GPU_DRIVER));
+		break;
+	case REMOVED:
+		ASSERT_EQ(0, p2p_pci_attr_set(self->name, "remove", "1"));
+		break;
+	}
+	for (i = 0; i < 2; i++) {
+		EXPECT_EQ(1, call(fd[i], CLIENT_CALLBACKS, NULL));
+		EXPECT_EQ(-ENOENT, transfer(fd[i], CLIENT_DMA, 0, part, 0));
+		EXPECT_EQ(-ENOENT, transfer(fd[i], CLIENT_READ, 0, part, 0));
+	}
+	EXPECT_EQ(-ENOENT, call(fd[0], CLIENT_PUT, NULL));
+	EXPECT_EQ(-EINVAL, get(fd[0], nv->p, LEN, NULL));
+	p2p_expect_pattern(_metadata, "CPU", nv->p, BEFORE, 0, LEN);
+
+	switch (variant->how) {
+	case UNBOUND:
+		ASSERT_EQ(0, p2p_pci_bind(P2P_GPU_DRIVER, self->name, 0));
+		break;
+	case UNLOADED:
+		ASSERT_EQ(0, p2p_driver_reload(P2P_GPU_DRIVER, ""));
+		break;
+	case REMOVED:
+		ASSERT_EQ(0, scan_again());
+		break;
+	}
+	ASSERT_EQ(0, p2p_gpu_open(&nv->gpu, 0));
+	ASSERT_EQ((long)(LEN / P2P_PAGE),
+		  p2p_gpu_to_vram(&nv->gpu, nv->p, LEN));
+	EXPECT_EQ(0, get(fd[0], nv->p, LEN, NULL));
+	/* The old table has no part in that; it is freed now */
+	EXPECT_EQ(-EINVAL, call(fd[1], CLIENT_PUT, NULL));
+	EXPECT_EQ(-ENOENT, call(fd[1], CLIENT_PUT, NULL));
+	EXPECT_EQ(0, transfer(fd[0], CLIENT_READ, 0, part, 0));
+	p2p_expect_pattern(_metadata, "CPU by BAR", part, BEFORE, 0, PART);
+	EXPECT_EQ(0, call(fd[0], CLIENT_PUT, NULL));
+	for (i = 0; i < 2; i++)
+		EXPECT_EQ(1, call(fd[i], CLIENT_CALLBACKS, NULL));
 }
 
 /* What is no memory of a GPU, or none of this process, is an error */

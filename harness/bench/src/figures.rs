@@ -1,4 +1,4 @@
-//! What a run counted, and the figures that are made of it.
+//! The counts of a run, and the figures computed from them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The case that covers sizes from a page to 16 GiB.
 pub const RANGE: &str = "range";
 
-/// A line that the program in the guest prints.
+/// A line of the guest program's output.
 #[derive(Deserialize)]
 struct Line {
     case: String,
@@ -45,8 +45,8 @@ impl Figures {
         self.0.get(case)
     }
 
-    /// Instructions per page: the difference quotient of the two largest sizes,
-    /// which leaves out what is paid once per call.
+    /// Instructions per page: the difference quotient of the two largest sizes. It leaves
+    /// out the fixed cost of a call.
     pub fn per_page(&self, case: &str) -> Option<f64> {
         let mut sizes = self.0.get(case)?.iter().rev();
         let (&pages, &count) = sizes.next()?;
@@ -56,9 +56,9 @@ impl Figures {
         Some((count as f64 - less as f64) / (pages - less_pages) as f64)
     }
 
-    /// Instructions once per call: what the pages of the largest size do not explain.
-    /// Where the call maps pages in a row, that is what the row costs by itself. None
-    /// of a single size, which cannot tell.
+    /// Instructions per call: the part of the largest size's cost that its pages do not
+    /// explain. If the call maps a row of pages, that is the cost of the row itself.
+    /// `None` for a single size.
     pub fn per_call(&self, case: &str) -> Option<f64> {
         let sizes = self.0.get(case)?;
         let (&pages, &count) = sizes.last_key_value()?;
@@ -66,8 +66,8 @@ impl Figures {
         (sizes.len() > 1).then_some(count as f64 - per_page * pages as f64)
     }
 
-    /// By how much the costs of these sizes miss a line through the smallest
-    /// and the largest, as a part of what the line says; the worst of them.
+    /// How far the costs of these sizes are from a line through the smallest and the
+    /// largest size: the largest relative difference.
     pub fn bend(&self, case: &str) -> Option<f64> {
         let sizes = self.0.get(case)?;
         let (&first, &least) = sizes.first_key_value()?;
@@ -84,7 +84,9 @@ impl Figures {
     }
 }
 
-/// The value of `run.case + run.case - ...`; none if a run was left out.
+/// The value of `run.case + run.case:call - ...`. `None` if a run was left out.
+///
+/// A figure is the cost per page, or with `:call` the fixed cost of a call.
 pub fn value(text: &str, runs: &BTreeMap<String, Figures>) -> Result<Option<f64>> {
     let mut sum = 0.0;
     let mut sign = 1.0;
@@ -99,10 +101,11 @@ pub fn value(text: &str, runs: &BTreeMap<String, Figures>) -> Result<Option<f64>
                 let Some(figures) = runs.get(run) else {
                     return Ok(None);
                 };
-                sum += sign
-                    * figures
-                        .per_page(case)
-                        .with_context(|| format!("{figure} was not counted"))?;
+                let counted = match case.strip_suffix(":call") {
+                    Some(case) => figures.per_call(case),
+                    None => figures.per_page(case),
+                };
+                sum += sign * counted.with_context(|| format!("{figure} was not counted"))?;
             }
         }
     }

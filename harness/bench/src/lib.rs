@@ -1,9 +1,9 @@
-//! Benchmarks: instructions, not time. qemu/bench.toml says what is booted and
-//! what must come of it; harness/guest/bench counts in the guest.
+//! Benchmarks: instructions, not time. qemu/bench.toml says what boots and which goals the
+//! figures must meet. harness/guest/bench counts in the guest.
 //!
-//! QEMU counts instructions (`-icount shift=0`), and the guest's clock is that
-//! count. So a figure is the same on every machine and every time, which is one
-//! of the things that are checked.
+//! QEMU counts instructions (`-icount shift=0`), and the guest's clock is that count. So a
+//! figure is the same on every machine and in every run. The benchmark checks that as
+//! well.
 
 #![warn(unused_crate_dependencies)]
 
@@ -27,9 +27,14 @@ use plan::topology::{Kind, Machine, Models, Topologies};
 mod figures;
 mod plot;
 mod report;
+mod spans;
+mod table;
 
 pub use figures::Figures;
 use report::Results;
+
+/// The files that a run writes to its results: a page, data, and a plot.
+pub const RESULTS: [&str; 3] = ["bench.md", "bench.json", "bench.svg"];
 
 /// qemu/bench.toml
 #[derive(Debug, Deserialize)]
@@ -53,11 +58,15 @@ struct BenchRun {
     #[serde(default)]
     load: Vec<String>,
     what: String,
-    /// All figures must be those of that run.
+    /// All figures must be the same as in that run.
     same_as: Option<String>,
+    /// The names of the program's spans, starting at 1. Their instructions are also
+    /// counted by function.
+    #[serde(default)]
+    spans: Vec<String>,
 }
 
-/// A quotient of figures and its limit.
+/// A ratio of figures and its limit.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Goal {
@@ -74,41 +83,47 @@ impl BenchConfig {
         host::settings::read(&root.join("qemu/bench.toml"))
     }
 
-    /// The kernels that are booted for what `only` picks.
-    pub fn kernels(&self, only: &Only) -> Vec<&str> {
+    /// The kernels for the runs that `only` picks.
+    pub fn kernels(&self, only: &Only) -> Result<Vec<&str>> {
+        only.check(&Vec::from_iter(self.runs.iter().map(|run| &run.name)))?;
         let picked = self.runs.iter().filter(|run| only.picks(&run.name));
         let mut names: Vec<_> = picked.map(|run| run.kernel.as_str()).collect();
         names.sort_unstable();
         names.dedup();
-        names
+        Ok(names)
     }
 }
 
-/// Counts.
+/// Counts instructions.
 pub struct Bench<'a> {
-    /// Where things are.
+    /// The directories.
     pub paths: &'a Paths,
-    /// Progress.
+    /// Shows progress.
     pub ui: &'a Ui,
     /// Boots; its machine is not ours.
     pub booter: &'a Booter<'a>,
-    /// What to do.
+    /// The settings.
     pub settings: &'a BenchConfig,
-    /// The series that the figures are of.
+    /// The series of these figures.
     pub recorded: String,
 }
 
 impl Bench<'_> {
-    /// Runs everything that `only` picks, and judges what there is figures for.
+    /// Runs everything that `only` picks, and judges the goals that have figures.
     pub fn run(&self, only: &Only, topologies: &Topologies) -> Result<Verdict> {
-        let runs = &self.settings.runs;
-        let names: Vec<_> = runs.iter().map(|run| run.name.clone()).collect();
-        only.check(&names)?;
         let mut figures = BTreeMap::new();
-        for run in runs.iter().filter(|run| only.picks(&run.name)) {
-            figures.insert(run.name.clone(), self.count(run, topologies)?);
+        let mut spans = Vec::new();
+        for run in self
+            .settings
+            .runs
+            .iter()
+            .filter(|run| only.picks(&run.name))
+        {
+            let (counted, of_spans) = self.count(run, topologies)?;
+            figures.insert(run.name.clone(), counted);
+            spans.extend(of_spans);
         }
-        let results = Results::new(self.settings, figures)?;
+        let results = Results::new(self.settings, figures, spans)?;
         let dir = self.paths.results();
         results.write(&dir, &self.recorded)?;
         println!("\n{}\n\n{}", self.recorded, results.tables());
@@ -120,8 +135,12 @@ impl Bench<'_> {
         })
     }
 
-    /// Boots, and reads what the program says.
-    fn count(&self, run: &BenchRun, topologies: &Topologies) -> Result<Figures> {
+    /// Boots, and reads the program's output.
+    fn count(
+        &self,
+        run: &BenchRun,
+        topologies: &Topologies,
+    ) -> Result<(Figures, Vec<spans::Span>)> {
         let topology = topologies.get(&run.topology)?;
         let kernel = Built::at(self.paths, &run.kernel);
         let name = format!("bench/{}", run.name);
@@ -134,12 +153,18 @@ impl Bench<'_> {
             path("bench"),
             run.what
         ));
+        let mut qemu_args = self.booter.qemu_args.to_vec();
+        if !run.spans.is_empty() {
+            job.push_str(&spans::job());
+            qemu_args.extend(spans::plugin(self.paths, &name)?);
+        }
         let machine = Machine {
             cpus: self.settings.cpus,
             ..self.booter.machine.clone()
         };
         let booter = Booter {
             machine: &machine,
+            qemu_args: &qemu_args,
             ..*self.booter
         };
         let ran = booter.boot(
@@ -164,8 +189,13 @@ impl Bench<'_> {
         if ran.file("bench.status").as_deref().map(str::trim) != Some("0") {
             bail!("{name}: the program failed:\n{log}");
         }
+        let mut of_spans = Vec::new();
+        if !run.spans.is_empty() {
+            of_spans = spans::read(&ran, &run.spans).with_context(|| name.clone())?;
+        }
         step.done("counted");
-        Figures::parse(&log).with_context(|| name)
+        let figures = Figures::parse(&log).with_context(|| name)?;
+        Ok((figures, of_spans))
     }
 }
 

@@ -5,25 +5,27 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
 use super::figures::{RANGE, value};
-use super::{BenchConfig, Figures, plot};
+use super::spans::{self, Span};
+use super::table::new_table;
+use super::{BenchConfig, Figures, RESULTS, plot};
 
-/// Cases that end so count rows of pages and not instructions.
+/// Cases whose names end like this count rows of pages, not instructions.
 const ROWS: &str = "_runs";
 
-/// By how much the cost of a range may miss a straight line.
+/// How far the cost of a range may be from a straight line.
 const BEND: f64 = 0.10;
 
-/// By how much a second run may differ.
+/// How much a second run may differ.
 const SAME: f64 = 0.01;
 
 /// A figure of each case, by run.
 type ByRun = BTreeMap<String, BTreeMap<String, f64>>;
 
-/// What was measured against a limit.
+/// A measured value and its limit.
 #[derive(Debug, Serialize)]
 pub struct Judged {
     goal: String,
@@ -32,18 +34,23 @@ pub struct Judged {
     met: bool,
 }
 
-/// All of a run of the benchmarks.
+/// All results of a benchmark run.
 #[derive(Debug, Serialize)]
 pub struct Results {
     goals: Vec<Judged>,
     per_page: ByRun,
     per_call: ByRun,
     counted: BTreeMap<String, Figures>,
+    spans: Vec<Span>,
 }
 
 impl Results {
     /// Judges the figures, by run.
-    pub fn new(settings: &BenchConfig, counted: BTreeMap<String, Figures>) -> Result<Self> {
+    pub fn new(
+        settings: &BenchConfig,
+        counted: BTreeMap<String, Figures>,
+        spans: Vec<Span>,
+    ) -> Result<Self> {
         let mut goals = Vec::new();
         for goal in &settings.goals {
             let (of, to) = (value(&goal.of, &counted)?, value(&goal.to, &counted)?);
@@ -82,23 +89,28 @@ impl Results {
             per_page: by_run(&counted, Figures::per_page),
             per_call: by_run(&counted, Figures::per_call),
             counted,
+            spans,
         })
     }
 
-    /// Whether every goal is met that could be judged.
+    /// Whether every goal with figures is met.
     pub fn all_met(&self) -> bool {
         self.goals.iter().all(|goal| goal.met)
     }
 
-    /// Writes bench.json, bench.svg, and bench.md, which has the tables and what the series
-    /// is that they are of.
+    /// Writes bench.json, bench.svg, and bench.md. bench.md contains the tables and names
+    /// their series.
     pub fn write(&self, dir: &Path, recorded: &str) -> Result<()> {
         fs::create_dir_all(dir)?;
         let tables = self.tables();
-        let text = format!("{recorded}\n\n{tables}\n\n![cost by size of the range](bench.svg)\n");
-        fs::write(dir.join("bench.md"), text)?;
-        fs::write(dir.join("bench.json"), serde_json::to_string_pretty(self)?)?;
-        plot::draw(&dir.join("bench.svg"), &self.counted)
+        let spans = spans::tables(&self.spans);
+        let text = format!(
+            "{recorded}\n\n{tables}\n\n![cost by size of the range](bench.svg)\n\n{spans}\n"
+        );
+        let [table, data, plot] = RESULTS.map(|name| dir.join(name));
+        fs::write(table, text)?;
+        fs::write(data, serde_json::to_string_pretty(self)?)?;
+        plot::draw(&plot, &self.counted)
     }
 
     /// Figures by case and run, and the goals.
@@ -127,7 +139,7 @@ impl Judged {
     }
 }
 
-/// What `figure` makes of each case that counts instructions.
+/// Applies `figure` to each case that counts instructions.
 fn by_run(
     counted: &BTreeMap<String, Figures>,
     figure: impl Fn(&Figures, &str) -> Option<f64>,
@@ -168,13 +180,7 @@ fn figures(title: &str, figures: &ByRun) -> Table {
     table
 }
 
-fn new_table() -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
-    table
-}
-
-/// The figure that differs most, and by how much.
+/// The case that differs most, and the difference.
 fn difference<'a>(one: &'a Figures, other: &Figures) -> (&'a str, f64) {
     let mut worst = ("none", 0.0);
     for case in one.cases() {

@@ -55,7 +55,9 @@ fn rows_are_not_instructions() {
     ));
     let lines = [("a", 1, 7), ("a", 2, 9), ("a_runs", 1, 1), ("a_runs", 2, 1)];
     let counted = [("x".to_owned(), figures(&lines))];
-    let tables = Results::new(&settings, counted.into()).unwrap().tables();
+    let tables = Results::new(&settings, counted.into(), Vec::new())
+        .unwrap()
+        .tables();
     let is_row = |line: &&str| line.starts_with("| a");
     let rows: Vec<_> = tables.lines().filter(is_row).collect();
     assert_eq!(rows.len(), 2, "{tables}");
@@ -73,11 +75,14 @@ fn a_bend_is_found() {
 #[test]
 fn sums_of_figures() {
     let mut runs = BTreeMap::new();
-    runs.insert("x".to_owned(), figures(&[("a", 1, 7), ("b", 1, 5)]));
+    let counted = [("a", 1, 7), ("b", 1, 5), ("c", 1, 13), ("c", 2, 16)];
+    runs.insert("x".to_owned(), figures(&counted));
     let value = |text: &str| figures::value(text, &runs).unwrap();
     assert_eq!(value("x.a - x.b + x.b"), Some(7.0));
+    assert_eq!(value("x.c + x.c:call"), Some(13.0));
+    assert!(figures::value("x.a:call", &runs).is_err());
     assert_eq!(value("y.a"), None);
-    assert!(figures::value("x.c", &runs).is_err());
+    assert!(figures::value("x.d", &runs).is_err());
 }
 
 fn settings(text: &str) -> BenchConfig {
@@ -91,7 +96,7 @@ fn goals_are_met_or_missed() {
     let met = |limit: &str| {
         let settings = settings(&format!("{run}{}", goal(limit)));
         let counted = [("x".to_owned(), figures(&[("a", 1, 30), ("b", 1, 20)]))];
-        let results = Results::new(&settings, counted.into()).unwrap();
+        let results = Results::new(&settings, counted.into(), Vec::new()).unwrap();
         assert!(results.tables().contains("1.5000"));
         results.all_met()
     };
@@ -111,7 +116,7 @@ fn a_second_run_must_be_the_same() {
             ("x".to_owned(), figures(&[("a", 1, 1000)])),
             ("y".to_owned(), figures(&[("a", 1, count)])),
         ];
-        Results::new(&settings(run), counted.into())
+        Results::new(&settings(run), counted.into(), Vec::new())
             .unwrap()
             .all_met()
     };
@@ -126,12 +131,19 @@ fn a_picture_is_drawn() {
     let mut runs = BTreeMap::new();
     runs.insert(
         "some run".to_owned(),
-        figures(&[("range", 1, 110), ("range", 10, 200)]),
+        figures(&[
+            ("range", 1, 110),
+            ("range", 10, 200),
+            ("map_x_by_1", 4, 400),
+            ("map_x_by_8", 4, 80),
+        ]),
     );
     plot::draw(&file, &runs).unwrap();
     let text = fs::read_to_string(&file).unwrap();
+    let has_line = |name: &str| text.lines().any(|line| line.trim() == name);
     assert!(
-        text.contains("some run") && text.contains("<polyline"),
+        has_line("some run") && has_line("some run: map_x"),
         "{text}"
     );
+    assert!(text.matches("<polyline").count() >= 2, "{text}");
 }

@@ -1,12 +1,12 @@
-//! Memory that QEMU has not handed over: registers, and BARs without memory behind them,
-//! such as those of a model in another process. QEMU is asked to read and write it, by
-//! DMA_READ and DMA_WRITE of vfio-user.
+//! Memory that QEMU has not shared as a file: registers, and BARs without memory behind
+//! them, such as the BARs of a model in another process. The device asks QEMU to access it,
+//! with DMA_READ and DMA_WRITE of vfio-user.
 //!
-//! QEMU answers with the lock held that a guest's access to this device waits with. So
-//! nobody may wait for an answer with the device locked: the packet that needs it stops,
-//! the device is unlocked, and the packet begins again, with the answer at hand. Until
-//! then what the guest writes to registers is put off ([`crate::server`]): no command and
-//! no doorbell comes between the translation of an address and its use.
+//! While QEMU answers, it holds a lock that it also holds while a guest's access to this
+//! device waits. So no thread may wait for an answer with the device locked. Instead, the
+//! packet stops, the device is unlocked, and the packet begins again once the answer is
+//! there. Until then [`crate::server`] defers the guest's register writes, so no command
+//! and no doorbell comes between the translation of an address and its use.
 
 use endpoint::proxy::{Access, Answer, Question};
 
@@ -15,38 +15,38 @@ use crate::memory::{Refused, Target};
 /// Questions and answers of one packet.
 #[derive(Default)]
 pub struct Bus {
-    /// Whether QEMU is asked at all: else what it has not handed over does not exist.
+    /// Whether to ask QEMU. If not, memory that QEMU has not shared does not exist.
     pub is_on: bool,
-    /// Whose packet it is.
+    /// The queue pair of the packet.
     qpn: u32,
     question: Option<Question>,
     answers: Vec<(Question, Answer)>,
 }
 
 impl Bus {
-    /// Whether a packet has stopped for an answer.
+    /// Whether a packet waits for an answer.
     pub fn is_asking(&self) -> bool {
         self.question.is_some()
     }
 
-    /// A packet of this queue pair begins.
+    /// Begins a packet of this queue pair.
     pub fn begin(&mut self, qpn: u32) {
         self.qpn = qpn;
     }
 
-    /// What to ask.
+    /// The question to ask QEMU.
     pub fn question(&self) -> Option<&Question> {
         self.question.as_ref()
     }
 
-    /// The answer is here; gives the queue pair that goes on.
+    /// Stores the answer. Returns the queue pair that continues.
     pub fn answer(&mut self, answer: Answer) -> Option<u32> {
         let question = self.question.take()?;
         self.answers.push((question, answer));
         Some(self.qpn)
     }
 
-    /// The packet is done: what comes next asks anew.
+    /// Ends the packet and drops its answers.
     pub fn forget(&mut self) {
         self.question = None;
         self.answers.clear();
@@ -70,7 +70,7 @@ impl Bus {
         }
     }
 
-    /// Reads for the packet, or stops it.
+    /// Reads for the packet, or stops the packet.
     pub fn read(&mut self, address: u64, data: &mut [u8]) -> Result<Target, Refused> {
         let access = Access::Read(data.len());
         let seen = self.look_up(Question { address, access })?;
@@ -81,7 +81,7 @@ impl Bus {
         Ok(Target::Bus)
     }
 
-    /// Writes for the packet, or stops it.
+    /// Writes for the packet, or stops the packet.
     pub fn write(&mut self, address: u64, data: &[u8]) -> Result<Target, Refused> {
         let access = Access::Write(data.to_vec());
         self.look_up(Question { address, access })?;
@@ -104,7 +104,7 @@ mod tests {
         assert!(!bus.is_asking());
         assert_eq!(bus.read(0x1000, &mut data), Ok(Target::Bus));
         assert_eq!(data, [1, 2]);
-        // Another address, other bytes, another length: another question.
+        // Another address, length or data makes another question.
         assert!(bus.read(0x1000, &mut [0; 3]).is_err() && bus.is_asking());
         assert_eq!(bus.answer(Err(14)), Some(7));
         assert!(bus.read(0x1000, &mut [0; 3]).is_err() && !bus.is_asking());

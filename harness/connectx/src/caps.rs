@@ -1,4 +1,4 @@
-//! Capabilities: what the driver is told that the device can do.
+//! Capabilities: the features that the device reports to the driver.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use crate::device::command::Status;
 use crate::device::command::port::MAX_MEMBERS;
 use crate::device::{Device, Scheme};
 
-/// Size of a group of capabilities.
+/// Size of a capability group.
 const CAP_SIZE: usize = 4096;
 
 impl Device {
-    /// What the device can do at most, by group.
+    /// The maximum capabilities, by group.
     pub(crate) fn capabilities(&self) -> BTreeMap<u64, Vec<u8>> {
         let mut caps = BTreeMap::new();
         let c = &self.c.cap;
@@ -39,7 +39,7 @@ impl Device {
             (l.log_max_qp_sz, 15),
             (l.log_max_qp, 18),
             (l.log_max_srq, 16),
-            // rdma-core's tests make queues of this size, which takes a guest long.
+            // rdma-core's tests create queues of the maximum size, which is slow in a guest.
             (l.log_max_cq_sz, 16),
             (l.log_max_cq, 18),
             (l.log_max_eq_sz, 22),
@@ -53,8 +53,8 @@ impl Device {
             (l.log_max_klm_list_size, 15),
             (l.log_max_ra_req_qp, 4),
             (l.log_max_ra_res_qp, 4),
-            // 128 entries would be 130 commands at each probe; 256 is the smallest that
-            // the field knows.
+            // 128 entries, the minimum of the field. More entries mean more commands at
+            // each probe.
             (l.pkey_table_size, 0),
             (l.ib_virt, 1),
             (l.local_ca_ack_delay, 16),
@@ -130,7 +130,7 @@ impl Device {
         }
     }
 
-    /// What a group is until the driver chooses.
+    /// The current capabilities before the driver sets any, by group.
     pub(crate) fn defaults(&self) -> BTreeMap<u64, Vec<u8>> {
         let mut caps = self.max_caps.clone();
         if let Some(odp) = caps.get_mut(&self.c.cap.odp) {
@@ -139,7 +139,7 @@ impl Device {
         caps
     }
 
-    /// A group of capabilities: what it is, or what it can be.
+    /// Returns a capability group: its current or its maximum values.
     pub(crate) fn query_cap(&self, input: &[u8], out: &mut [u8]) -> Result<(), Status> {
         let op_mod = self.l.mbox_in.op_mod.get(input);
         let caps = if op_mod & 1 == self.c.cap.current {
@@ -156,14 +156,14 @@ impl Device {
         Ok(())
     }
 
-    /// The driver chooses among what can be.
+    /// Sets the current values of a capability group.
     pub(crate) fn set_cap(&mut self, input: &[u8]) -> Result<(), Status> {
         let group = self.l.mbox_in.op_mod.get(input) >> 1;
         let at = self.l.set_hca_cap_in.capability.byte();
         let from = input.get(at..).ok_or(Status::BadLength)?;
         let cap = self.caps.get_mut(&group).ok_or(Status::BadParam)?;
         if group == self.c.cap.atomic {
-            // The driver leaves all else zero, and that stays as it is.
+            // The driver leaves all other fields zero, so they keep their values.
             let mode = self.l.atomic_caps.atomic_req_8b_endianness_mode;
             mode.set(cap, mode.get(from));
             return Ok(());

@@ -27,48 +27,48 @@ pub mod queue;
 /// How the device reports page faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Scheme {
-    /// By work request: what ConnectX-4 to 6 do.
+    /// By work request, as ConnectX-4 to 6 do.
     Transport,
-    /// By key and address: ConnectX-7 and later.
+    /// By key and address, as ConnectX-7 and later do.
     Memory,
 }
 
-/// What differs from one device to another.
+/// Options of the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Page faults.
+    /// How the device reports page faults.
     pub scheme: Scheme,
-    /// Tell of each command and of what is odd on standard error.
+    /// Report refused commands and other oddities on standard error.
     pub verbose: bool,
 }
 
-/// The first UAR: below are the init segment and, by QEMU, the MSI-X table.
+/// The first UAR. The init segment and QEMU's MSI-X table are below it.
 pub const FIRST_UAR: u64 = 8;
 
-/// log2 of the number of commands and of the size of one, as the register has them.
+/// log2 of the number of commands and of a command's size, as in the register.
 const COMMANDS: u32 = 5;
 const COMMAND_STRIDE: u32 = 6;
 
-/// Keys that CREATE_MKEY gives, and all other objects, have numbers above this one.
+/// The numbers that [`Device::number`] returns are above this one.
 const FIRST_NUMBER: u32 = 0x100;
 const LAST_NUMBER: u32 = 0xff_ffff;
-/// How many there are at most.
+/// Limit of the number of objects.
 const MAX_OBJECTS: usize = 1 << 20;
 
-/// How long a queue pair in error is looked at again for requests to flush.
+/// How often to check a queue pair in error for requests to flush.
 pub const FLUSH_AGAIN: Duration = Duration::from_millis(5);
 
-/// What the headers say.
+/// The definitions from the headers.
 #[derive(Clone)]
-pub struct Known {
+pub struct Definitions {
     l: Layouts,
     c: Constants,
     names: BTreeMap<u64, String>,
     sizes: BTreeMap<u64, (usize, usize)>,
 }
 
-impl Known {
-    /// Looks it up.
+impl Definitions {
+    /// Looks up the definitions.
     pub fn load(headers: &Headers) -> Result<Self> {
         Ok(Self {
             l: Layouts::load(headers)?,
@@ -79,19 +79,19 @@ impl Known {
     }
 }
 
-/// All of it.
+/// The device.
 pub struct Device {
-    /// Where fields are.
+    /// Layouts of structures.
     pub l: Layouts,
-    /// Numbers.
+    /// Constants.
     pub c: Constants,
     pub(crate) names: BTreeMap<u64, String>,
     pub(crate) sizes: BTreeMap<u64, (usize, usize)>,
-    /// How it differs.
+    /// Options.
     pub options: Options,
-    /// What can be reached.
+    /// The memory that QEMU shares.
     pub memory: Memory,
-    /// What QEMU reaches for it.
+    /// The memory that QEMU accesses for the device.
     pub bus: Bus,
     /// Configuration space.
     pub config: Config,
@@ -110,24 +110,24 @@ pub struct Device {
     pub(crate) srqs: HashMap<u32, Srq>,
     pub(crate) mkeys: HashMap<u32, Mkey>,
     pub(crate) simple: HashSet<(Simple, u32)>,
-    /// Queue pairs that listen to a multicast group.
+    /// The members of multicast groups: queue pair and group.
     pub(crate) groups: HashSet<(u32, Gid)>,
-    /// `cap_mask1`, what the driver says that the port can do.
+    /// `cap_mask1`: the port capabilities that the driver has set.
     pub(crate) port_capabilities: u64,
     pub(crate) next_number: u32,
     pub(crate) faults: Faults,
     pub(crate) reserved_lkey: u32,
     pub(crate) null_mkey: u32,
-    /// What the packet has moved so far; it may have to begin again.
+    /// The DMA of the current packet. Dropped if the packet begins again.
     pub(crate) moved: Vec<(Dma, Result<Target, Refused>)>,
     runnable: VecDeque<u32>,
     timers: Vec<(Instant, u32)>,
 }
 
-/// Of a port, or of a multicast group.
+/// The GID of a port or a multicast group.
 pub type Gid = [u8; 16];
 
-/// Objects that are no more than a number.
+/// Objects that only consist of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Simple {
     /// Protection domain.
@@ -139,13 +139,18 @@ pub enum Simple {
 }
 
 impl Device {
-    /// A device as after power on.
-    pub fn new(known: Known, options: Options, memory: Memory, witness: Witness) -> Self {
+    /// Creates a device in its state after power on.
+    pub fn new(
+        definitions: Definitions,
+        options: Options,
+        memory: Memory,
+        witness: Witness,
+    ) -> Self {
         let mut device = Self {
-            l: known.l,
-            c: known.c,
-            names: known.names,
-            sizes: known.sizes,
+            l: definitions.l,
+            c: definitions.c,
+            names: definitions.names,
+            sizes: definitions.sizes,
             options,
             memory,
             bus: Bus::default(),
@@ -168,7 +173,7 @@ impl Device {
             port_capabilities: 0,
             next_number: FIRST_NUMBER,
             faults: Faults::default(),
-            // Neither is a key that CREATE_MKEY gives.
+            // CREATE_MKEY returns neither of these keys.
             reserved_lkey: 0x300,
             null_mkey: 0x400,
             runnable: VecDeque::new(),
@@ -179,7 +184,7 @@ impl Device {
         device
     }
 
-    /// As after power on; mappings and interrupts are QEMU's and stay.
+    /// Returns to the state after power on. Mappings and interrupts belong to QEMU and stay.
     pub fn reset(&mut self) {
         self.teardown();
         self.config = pci::config();
@@ -190,7 +195,7 @@ impl Device {
         self.port_capabilities = 0;
     }
 
-    /// The objects go.
+    /// Destroys all objects.
     pub(crate) fn teardown(&mut self) {
         self.eqs.clear();
         self.cqs.clear();
@@ -205,15 +210,15 @@ impl Device {
         self.timers.clear();
     }
 
-    /// Something odd that breaks no rule.
+    /// Reports an oddity that breaks no rule.
     pub(crate) fn note(&self, what: &str) {
         if self.options.verbose {
             eprintln!("connectx: {what}");
         }
     }
 
-    /// A number that no object had for long: what is destroyed is not mistaken for what
-    /// comes next.
+    /// A number for a new object. Numbers are reused as late as possible, so a destroyed object
+    /// is not mistaken for a new one.
     pub(crate) fn number(&mut self) -> Result<u32, Status> {
         let queues = self.cqs.len() + self.qps.len() + self.srqs.len();
         if queues + self.mkeys.len() + self.simple.len() >= MAX_OBJECTS {
@@ -237,7 +242,7 @@ impl Device {
         }
     }
 
-    /// Configuration space.
+    /// Writes to configuration space.
     pub fn config_write(&mut self, at: u64, data: &[u8]) {
         self.config.write(at, data);
         self.memory.is_bus_master = self.config.is_bus_master();
@@ -310,8 +315,8 @@ impl Device {
             0x20 if data.len() >= 8 => self.cq_doorbell(first, second),
             0x40 => self.eq_doorbell(first, true),
             0x48 => self.eq_doorbell(first, false),
-            // BlueFlame: the first eight bytes of a work request. What follows of it is in
-            // memory as well.
+            // BlueFlame: the first eight bytes of a work request. The rest of the request is also
+            // in memory.
             offset if offset >= 0x800 && offset & 0xff == 0 && data.len() >= 8 => {
                 self.send_doorbell(page, second >> 8);
             }
@@ -319,7 +324,7 @@ impl Device {
         }
     }
 
-    /// Carries out the commands of these slots.
+    /// Executes the commands in these slots.
     fn commands(&mut self, slots: u32) {
         let base = u64::from(self.command_queue.0) << 32 | u64::from(self.command_queue.1);
         for slot in 0..1 << COMMANDS {
@@ -329,7 +334,7 @@ impl Device {
         }
     }
 
-    /// A queue pair has something to do.
+    /// Puts a queue pair into the run queue.
     pub(crate) fn queue(&mut self, qpn: u32) {
         if let Some(qp) = self.qps.get_mut(&qpn)
             && !qp.is_queued
@@ -339,22 +344,21 @@ impl Device {
         }
     }
 
-    /// A queue pair has something to do later; what it had to do later than that is
-    /// forgotten.
+    /// Starts a queue pair's timer, which replaces its earlier timer.
     pub(crate) fn queue_later(&mut self, qpn: u32, after: Duration) {
         self.timers.retain(|(_, of)| *of != qpn);
         self.timers.push((Instant::now() + after, qpn));
     }
 
-    /// QEMU has answered: the packet that asked goes on.
+    /// Handles QEMU's answer: runs the packet that asked again.
     pub fn answered(&mut self, answer: Answer) {
         if let Some(qpn) = self.bus.answer(answer) {
             self.step(qpn);
         }
     }
 
-    /// Does one step of one queue pair. Tells whether there was one, or else when to come
-    /// again.
+    /// Runs one step of one queue pair. If there is none to run, returns the time of the next
+    /// timer.
     pub fn run(&mut self) -> Result<(), Option<Instant>> {
         let now = Instant::now();
         let mut due = Vec::new();

@@ -1,9 +1,9 @@
-//! Where fields of mlx5 hardware structures are, read from the kernel's headers.
+//! Reads the layout of mlx5 hardware structures from the kernel's headers.
 //!
-//! The model and the driver must agree on every bit, and the kernel has all of
-//! them in `include/linux/mlx5`: none is written down here a second time. What a
-//! newer kernel moves is found where it is; what it renames is an error of
-//! [`Layouts::load`] that names structure, field and header.
+//! The model and the driver must agree on every bit. The headers in `include/linux/mlx5`
+//! define all of them, so this module does not repeat any offsets. A field that a newer
+//! kernel moves is found at its new place. For a renamed field, [`Layouts::load`] returns an
+//! error that names the structure, the field and the header.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,19 +19,19 @@ mod tests;
 use cstruct::Declarations;
 use ifc::Layout;
 
-/// A number in a structure, big endian as all that the device reads.
+/// A big-endian number in a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Bit offset from the start of the structure; 0 is the highest bit of the
     /// first byte.
     pub at: usize,
-    /// Width in bits; more than 64 for nested structures, which are no numbers.
+    /// Width in bits. Nested structures, which are no numbers, may exceed 64.
     pub bits: usize,
 }
 
 impl Field {
-    /// The number. Buffers come from the guest and may be too short: what is not
-    /// there is 0, as is what is no number.
+    /// Reads the number. Buffers come from the guest and may be too short: a missing
+    /// field reads as 0, as does a field that is no number.
     #[must_use]
     pub fn get(self, buf: &[u8]) -> u64 {
         let Some((first, last)) = self.span(buf.len()) else {
@@ -40,7 +40,7 @@ impl Field {
         let bytes = buf[first..=last].iter();
         let all = bytes.fold(0u128, |all, byte| all << 8 | u128::from(*byte));
         let value = (all >> self.below(last)) & self.mask();
-        // At most 64 bits: span() saw to it.
+        // span() guarantees at most 64 bits.
         u64::try_from(value).unwrap_or_default()
     }
 
@@ -64,8 +64,8 @@ impl Field {
         self.at / 8
     }
 
-    /// The field `index` elements further: a field that is an array stands for
-    /// its first element.
+    /// The array element `index` places after this one. A field that is an array
+    /// stands for its first element.
     #[must_use]
     pub fn nth(self, index: usize) -> Self {
         let at = self.at.saturating_add(self.bits.saturating_mul(index));
@@ -122,7 +122,7 @@ impl Headers {
     ///
     /// # Errors
     ///
-    /// There are none: what is not understood is an error when asked for.
+    /// None. A declaration that is not understood becomes an error when it is looked up.
     pub fn parse(texts: &[(&str, &str)]) -> Result<Self> {
         let mut declarations = Declarations::default();
         for (name, text) in texts {
@@ -131,7 +131,7 @@ impl Headers {
         Ok(Self { declarations })
     }
 
-    /// A field of a structure by its path, such as `a.b` or `a[2].b`. Of an array,
+    /// A field of a structure by its path, such as `a.b` or `a[2].b`. For an array,
     /// the first element.
     ///
     /// `layout` is `x` for `mlx5_ifc_x_bits`, or the name of a C struct.
@@ -165,13 +165,13 @@ impl Headers {
         }
     }
 
-    /// What values are called, for messages: names that start with `prefix`,
-    /// without it. The first name of a value counts.
+    /// The names of values, for messages: all names that start with `prefix`,
+    /// without the prefix. The first name of a value counts.
     #[must_use]
     pub fn names(&self, prefix: &str) -> BTreeMap<u64, String> {
         let mut names = BTreeMap::new();
         for (name, value) in self.declarations.constants(prefix) {
-            // Bounds of enumerations are no values.
+            // The bounds of enumerations are not values.
             let name = &name[prefix.len()..];
             if let Some(value) = number(value).filter(|_| name != "MAX" && name != "NUM") {
                 names.entry(value).or_insert_with(|| name.to_string());
@@ -189,13 +189,13 @@ impl Headers {
         ops
     }
 
-    /// How long a command and its answer are at least, without the list at the end; 0 if
-    /// the header does not say so.
+    /// The minimum sizes of each command and its answer, without the list at the end. 0 if
+    /// the header does not define them.
     #[must_use]
     pub fn op_sizes(&self) -> BTreeMap<u64, (usize, usize)> {
         let sizes = |(op, name): (u64, String)| {
             let name = match name.to_lowercase().as_str() {
-                // These have structures of another name.
+                // The structures of these commands have other names.
                 "access_reg" => "access_register".to_owned(),
                 "2err_qp" => "qp_2err".to_owned(),
                 "2rst_qp" => "qp_2rst".to_owned(),
@@ -215,8 +215,8 @@ fn number(value: i128) -> Option<u64> {
 
 /// Declares structures: `name: Type("layout") { field, other = "a.path", … }`.
 ///
-/// A field without a path is called as in the header. Each type has its size in
-/// bytes and its fields; `Layouts` has all of them.
+/// A field without a path has the same name as in the header. Each type has its
+/// size in bytes and its fields; `Layouts` has all types.
 macro_rules! layouts {
     ($($name:ident: $type:ident($layout:literal) {
         $($field:ident $(= $path:literal)?),* $(,)?
@@ -325,8 +325,8 @@ macro_rules! constants {
 }
 
 layouts! {
-    // The ring of commands. The kernel declares what all commands have in common in the
-    // driver; any command without fields of its own will do.
+    // The command ring. The kernel declares the common part of all commands in the driver,
+    // not in a header, so any command without its own fields serves here.
     cmd: Cmd("mlx5_cmd_layout") {
         inlen, in_ptr, input = "in", out, out_ptr, outlen, status_own,
     }
@@ -496,7 +496,7 @@ layouts! {
     }
     create_qp_in: CreateQpIn("create_qp_in") { qpc, pas }
     create_qp_out: CreateQpOut("create_qp_out") { qpn }
-    // All transitions have these at the same place.
+    // All transitions have these fields at the same offsets.
     modify_qp: ModifyQp("init2rtr_qp_in") { qpn, opt_param_mask, qpc }
     query_qp_in: QueryQpIn("query_qp_in") { qpn }
     query_qp_out: QueryQpOut("query_qp_out") { qpc }
@@ -516,7 +516,7 @@ layouts! {
     modify_rmp: ModifyRmp("modify_rmp_in") { rmpn, lwm = "ctx.wq.lwm" }
     destroy_rmp: DestroyRmp("destroy_rmp_in") { rmpn }
 
-    // What the device writes.
+    // Entries that the device writes.
     eqe: Eqe("mlx5_eqe") {
         kind = "type", sub_type, owner,
         comp_cqn = "data.comp.cqn",
@@ -606,7 +606,7 @@ constants! {
         resp_err = "MLX5_CQE_RESP_ERR",
         resize_cq = "MLX5_CQE_RESIZE_CQ",
     }
-    /// What `syndrome` of a completion says.
+    /// Values of `syndrome` in a completion.
     syndromes: Syndromes {
         local_length_err = "MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR",
         local_qp_op_err = "MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR",
@@ -641,7 +641,7 @@ constants! {
         relaxed_ordering_read = "MLX5_MKEY_MASK_RELAXED_ORDERING_READ",
         free = "MLX5_MKEY_MASK_FREE",
     }
-    /// What a memory key translates with.
+    /// Access modes of a memory key.
     mode: AccessMode {
         pa = "MLX5_MKC_ACCESS_MODE_PA",
         mtt = "MLX5_MKC_ACCESS_MODE_MTT",
@@ -673,7 +673,7 @@ constants! {
         qp1 = "MLX5_QPC_ST_QP1",
         reg_umr = "MLX5_QPC_ST_REG_UMR",
     }
-    /// What `opt_param_mask` of a queue pair has.
+    /// Bits of `opt_param_mask` of a queue pair.
     optpar: OptPar {
         rre = "MLX5_QP_OPTPAR_RRE",
         rae = "MLX5_QP_OPTPAR_RAE",
@@ -693,14 +693,14 @@ constants! {
         atomic = "MLX5_CAP_ATOMIC",
         current = "HCA_CAP_OPMOD_GET_CUR",
     }
-    /// What pages are for, and which way they go.
+    /// The purpose and the direction of page requests.
     pages: Pages {
         boot = "MLX5_QUERY_PAGES_IN_OP_MOD_BOOT_PAGES",
         init = "MLX5_QUERY_PAGES_IN_OP_MOD_INIT_PAGES",
         give = "MLX5_MANAGE_PAGES_IN_OP_MOD_ALLOCATION_SUCCESS",
         take = "MLX5_MANAGE_PAGES_IN_OP_MOD_HCA_RETURN_PAGES",
     }
-    /// Registers behind a command.
+    /// Registers that ACCESS_REG reads and writes.
     regs: Regs {
         pmtu = "MLX5_REG_PMTU",
         ptys = "MLX5_REG_PTYS",
@@ -720,7 +720,7 @@ constants! {
         outstanding = "MLX5_CMD_STAT_BAD_SIZE_OUTS_CQES_ERR",
         bad_output_len = "MLX5_CMD_STAT_BAD_OUTP_LEN_ERR",
     }
-    /// The rest.
+    /// Other constants.
     misc: Misc {
         inline_seg = "MLX5_INLINE_SEG",
         cmd_block = "MLX5_CMD_DATA_BLOCK_SIZE",

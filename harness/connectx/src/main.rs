@@ -18,7 +18,7 @@ use clap::Parser;
 use endpoint::memory;
 use endpoint::proxy::Proxy;
 
-use crate::device::{Device, Known, Options, Scheme};
+use crate::device::{Definitions, Device, Options, Scheme};
 use crate::layout::Headers;
 use crate::memory::Memory;
 use crate::server::Shared;
@@ -60,14 +60,14 @@ struct Arguments {
     /// The file behind a peer's BAR; the log calls the first one vram0
     #[arg(long)]
     peer: Vec<PathBuf>,
-    /// Have QEMU read and write what it has not handed over as a file, such as the BAR of
-    /// a device that is a model of its own (QEMU 11); otherwise that is a violation
+    /// Let QEMU access memory that it has not shared as a file, such as the BAR of another
+    /// model (QEMU 11); without this option such an access is a violation
     #[arg(long)]
     bus: bool,
     /// How page faults are reported
     #[arg(long, value_enum, default_value = "transport")]
     scheme: Scheme,
-    /// Tell of refused commands and of requests that fail
+    /// Report refused commands and failed requests on standard error
     #[arg(long)]
     verbose: bool,
 }
@@ -84,8 +84,8 @@ fn main() -> ExitCode {
 }
 
 fn serve(arguments: &Arguments) -> Result<bool> {
-    let known = Headers::read(&arguments.headers)
-        .and_then(|headers| Known::load(&headers))
+    let definitions = Headers::read(&arguments.headers)
+        .and_then(|headers| Definitions::load(&headers))
         .context("--headers is to be include/linux/mlx5 of the machine's kernel")?;
     let (server, proxy) = server::listen(&arguments.socket, arguments.bus)?;
     let options = Options {
@@ -94,7 +94,7 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     };
     let witness = Witness::new(arguments.log.as_deref())?;
     let memory = Memory::new(arguments.peer.clone());
-    let mut device = Device::new(known, options, memory, witness);
+    let mut device = Device::new(definitions, options, memory, witness);
     device.bus.is_on = arguments.bus;
     let shared = Shared::new(device, proxy.as_ref().map(Proxy::client));
     let passing_on = proxy.map(|proxy| thread::spawn(move || proxy.run()));
@@ -107,7 +107,7 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     if let Some(passing_on) = passing_on {
         let ended = passing_on.join().ok().context("the proxy has panicked")?;
         ended.context("QEMU's connection")?;
-        // What is at the path is a file that nobody listens at any more.
+        // Remove the stale socket file, on which nobody listens any more.
         let _ = fs::remove_file(&arguments.socket);
     }
     engine

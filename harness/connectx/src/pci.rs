@@ -1,4 +1,4 @@
-//! Configuration space: what a driver finds before it knows the device.
+//! PCI configuration space of the device.
 
 use endpoint::config::{BAR0, CAPABILITIES, Config};
 use endpoint::server::Vectors;
@@ -28,7 +28,7 @@ pub fn config() -> Config {
     config.set(CAPABILITIES, &[PCIE as u8]);
     // PCI Express, version 2, endpoint.
     config.set(PCIE, &[0x10, MSIX as u8, 0x02, 0x00]);
-    // Device capabilities: 512 bytes of payload, extended tags, reset of the function.
+    // Device capabilities: 512 bytes of payload, extended tags, function level reset.
     config.set(PCIE + 4, &(0x1000_8022u32).to_le_bytes());
     // Device control: relaxed ordering, as after a reset.
     config.set(PCIE + 8, &(0x0010u16).to_le_bytes());
@@ -45,7 +45,7 @@ pub fn config() -> Config {
     config.allow(MSIX + 3, &[0xc0]);
     config.set(MSIX + 4, &0x2000u32.to_le_bytes());
     config.set(MSIX + 8, &0x3000u32.to_le_bytes());
-    // Address Translation Services, version 1, the last one; page aligned requests.
+    // Address Translation Services, version 1, the last capability; page aligned requests.
     config.set(ATS, &0x0001_000fu32.to_le_bytes());
     config.set(ATS + 4, &(1u16 << 5).to_le_bytes());
     config.allow(ATS + 6, &[0x1f, 0x80]);

@@ -7,7 +7,7 @@ use crate::memory::Buffer;
 /// Size of a basic block of the send queue.
 pub const WQEBB: u64 = 64;
 
-/// What a queue pair may do.
+/// The state of a queue pair: what it may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing.
@@ -18,7 +18,7 @@ pub enum State {
     Rtr,
     /// Receive and send.
     Rts,
-    /// Its requests are flushed.
+    /// Nothing: its requests are flushed.
     Err,
 }
 
@@ -27,21 +27,21 @@ pub enum State {
 pub struct Ring {
     /// The buffer.
     pub buffer: Buffer,
-    /// Where the ring begins in it.
+    /// Offset of the ring in the buffer.
     pub offset: u64,
     /// log2 of the number of requests.
     pub log_size: u32,
-    /// log2 of the size of one.
+    /// log2 of the size of a request.
     pub log_stride: u32,
 }
 
 impl Ring {
-    /// Its size.
+    /// Size of the ring in bytes.
     pub fn bytes(&self) -> u64 {
         1 << (self.log_size + self.log_stride)
     }
 
-    /// Where a request is.
+    /// Offset of a request in the buffer.
     pub fn at(&self, counter: u32) -> u64 {
         let index = u64::from(counter) & ((1u64 << self.log_size) - 1);
         self.offset + (index << self.log_stride)
@@ -53,11 +53,11 @@ impl Ring {
 pub enum Segment {
     /// In the request itself.
     Inline(Vec<u8>),
-    /// Elsewhere.
+    /// In memory.
     Data {
         /// Key.
         key: u32,
-        /// Address in it.
+        /// Address in the key.
         va: u64,
         /// Bytes.
         len: u64,
@@ -65,7 +65,7 @@ pub enum Segment {
 }
 
 impl Segment {
-    /// Whether it needs no memory.
+    /// Whether the data is in the request itself.
     pub fn is_inline(&self) -> bool {
         matches!(self, Self::Inline(_))
     }
@@ -82,7 +82,7 @@ impl Segment {
 /// A receive request that a message has taken.
 #[derive(Clone, Debug)]
 pub struct Receive {
-    /// The shared queue it is of, if it is.
+    /// The request's shared receive queue, if it has one.
     pub srqn: Option<u32>,
     /// Its number in the ring.
     pub counter: u16,
@@ -90,26 +90,26 @@ pub struct Receive {
     pub segments: Vec<Segment>,
 }
 
-/// A work request of the send queue that is being carried out.
+/// A work request of the send queue in progress.
 #[derive(Clone, Debug)]
 pub struct Send {
-    /// Its number: the counter of basic blocks at its begin.
+    /// Its number: the basic block counter at its start.
     pub counter: u16,
     /// Basic blocks.
     pub blocks: u16,
     /// `MLX5_OPCODE_*`
     pub opcode: u8,
-    /// Whether it completes with an entry.
+    /// Whether it writes a completion.
     pub is_signaled: bool,
-    /// Whether the receiver is to get an event.
+    /// Whether the receiver's completion is solicited.
     pub is_solicited: bool,
     /// Immediate data, or a key.
     pub imm: [u8; 4],
-    /// The queue pair it is for.
+    /// The destination queue pair.
     pub remote_qpn: u32,
-    /// The shared receive queue it is for (XRC).
+    /// The destination shared receive queue (XRC).
     pub remote_srqn: Option<u32>,
-    /// Address and key at the other end.
+    /// Address and key at the remote end.
     pub remote: (u64, u32),
     /// Operands of an atomic operation: swap or add, compare.
     pub atomic: (u64, u64),
@@ -119,16 +119,16 @@ pub struct Send {
     pub total: u64,
     /// Bytes that have arrived.
     pub done: u64,
-    /// The receive request it has taken.
+    /// The receive request that it has taken.
     pub receive: Option<Receive>,
-    /// How often the other end was not ready.
+    /// How often the remote end was not ready.
     pub retries: u32,
-    /// Whether it has waited, for a page or for the other end.
+    /// Whether it has waited for a page or for the remote end.
     pub has_waited: bool,
-    /// Since when there has been no other end.
+    /// The time since when the remote end is absent.
     pub absent_since: Option<Instant>,
-    /// What an atomic operation found, once it was done: it is done once, however often
-    /// the answer has to wait for a page.
+    /// The old value that an atomic operation found. The operation runs only once, even if
+    /// its answer waits for a page several times.
     pub found: Option<u64>,
 }
 
@@ -139,13 +139,13 @@ pub enum Wait {
     No,
     /// The driver's answer to a page fault.
     Fault(u64),
-    /// A moment.
+    /// A timer.
     Timer,
 }
 
 /// A queue pair.
 pub struct Qp {
-    /// Its context (`qpc`), for queries and for what is rarely looked at.
+    /// Its context (`qpc`), for queries and rarely used fields.
     pub context: Vec<u8>,
     /// What it may do.
     pub state: State,
@@ -153,36 +153,35 @@ pub struct Qp {
     pub service: u64,
     /// Protection domain.
     pub pd: u32,
-    /// The UAR whose doorbells count.
+    /// The UAR of its doorbells.
     pub uar: u64,
-    /// As user space knows it.
+    /// Its number in user space.
     pub user_index: u32,
-    /// Completion queues of sender and receiver.
+    /// Completion queues of the send and the receive queue.
     pub cqn: (u32, u32),
-    /// Where the driver keeps its counters.
+    /// Address of the doorbell record, in which the driver stores its counters.
     pub doorbell: u64,
     /// The shared receive queue.
     pub srqn: Option<u32>,
-    /// Receive requests, if there are any.
+    /// The receive queue, if it has its own.
     pub receive: Option<Ring>,
-    /// Receive requests that were used.
+    /// Number of receive requests used.
     pub received: u32,
-    /// The send queue; its stride is a basic block.
+    /// The send queue. Its stride is a basic block.
     pub send: Option<Ring>,
-    /// Basic blocks that were carried out.
+    /// Number of basic blocks executed.
     pub sent: u16,
-    /// Basic blocks that the driver has posted.
+    /// Number of basic blocks that the driver has posted.
     pub posted: u16,
-    /// When it last said so.
+    /// The time of the last doorbell.
     pub rung: Instant,
-    /// What was posted then begins here, if there was nothing else.
+    /// Where the blocks of that doorbell begin, if the queue was empty before.
     pub rung_at: Option<u16>,
-    /// What is being sent.
+    /// The request in progress.
     pub current: Option<Send>,
-    /// What that waits for.
+    /// What the request in progress waits for.
     pub wait: Wait,
-    /// The page fault of its receive queue that a sender waits for is not here: the
-    /// sender waits.
+    /// Whether the queue pair is in the device's run queue.
     pub is_queued: bool,
 }
 
@@ -192,16 +191,16 @@ pub struct Srq {
     pub ring: Ring,
     /// Protection domain.
     pub pd: u32,
-    /// Where the driver keeps its counter.
+    /// Address of the doorbell record, in which the driver stores its counter.
     pub doorbell: u64,
-    /// As user space knows it.
+    /// Its number in user space.
     pub user_index: u32,
-    /// For XRC: where completions go.
+    /// The completion queue (XRC).
     pub cqn: u32,
-    /// The next request: requests are a list.
+    /// The next request. The requests form a linked list.
     pub head: u16,
-    /// Requests that were used.
+    /// Number of requests used.
     pub used: u16,
-    /// An event comes when fewer are left; 0: none.
+    /// The device sends an event when fewer requests are left. 0: no event.
     pub limit: u16,
 }

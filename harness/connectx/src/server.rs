@@ -1,4 +1,4 @@
-//! vfio-user: what QEMU asks, and the thread that works beside it.
+//! Handles QEMU's vfio-user requests, and runs the thread that moves data.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,8 @@ use vfio_user::{DmaMapFlags, DmaUnmapFlags, Server, ServerBackend};
 use crate::device::Device;
 use crate::pci::{BAR_SIZE, VECTORS};
 
-/// Listens. `bus`: with a proxy before the server, by which QEMU can be asked as well.
+/// Listens on `socket`. `bus`: with a proxy in front of the server, which can also send
+/// requests to QEMU.
 pub fn listen(socket: &Path, bus: bool) -> Result<(Server, Option<Proxy>)> {
     let bars = [(VFIO_PCI_BAR0_REGION_INDEX, BAR_SIZE)];
     if bus {
@@ -25,14 +26,14 @@ pub fn listen(socket: &Path, bus: bool) -> Result<(Server, Option<Proxy>)> {
     Ok((server::listen(socket, &bars, VECTORS)?, None))
 }
 
-/// The device, for QEMU's thread and for the one that moves data.
+/// The device, shared by QEMU's thread and the thread that moves data.
 #[derive(Clone)]
 pub struct Shared(Arc<(Mutex<State>, Condvar)>, Option<Arc<Client>>);
 
 struct State {
     device: Device,
     is_over: bool,
-    /// Writes to registers that came while a packet waited for QEMU's answer.
+    /// Register writes that arrived while a packet waited for QEMU's answer.
     put_off: Vec<(u64, Vec<u8>)>,
 }
 
@@ -52,11 +53,11 @@ impl std::ops::DerefMut for Locked<'_> {
     }
 }
 
-/// How long the thread sleeps if there is nothing that it waits for.
+/// How long the thread sleeps if no timer is pending.
 const IDLE: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// To be shared. `client`: the way to ask QEMU.
+    /// Shares the device. `client`: sends questions to QEMU.
     pub fn new(device: Device, client: Option<Arc<Client>>) -> Self {
         let state = State {
             device,
@@ -78,8 +79,8 @@ impl Shared {
         Locked(self.state())
     }
 
-    /// Moves data, a packet at a time, until it is over. The lock is free between two
-    /// packets: commands and changes of keys come in between.
+    /// Moves data, one packet at a time, until [`Self::stop`]. The lock is free between two
+    /// packets, so that commands can run.
     pub fn work(&self) {
         let mut state = self.state();
         while !state.is_over {
@@ -99,8 +100,8 @@ impl Shared {
         }
     }
 
-    /// Asks QEMU what a packet has stopped for, until it is done. QEMU may hold a lock that
-    /// an access to this device waits with, so the device is not locked meanwhile.
+    /// Sends a stopped packet's questions to QEMU until the packet is done. The device is
+    /// unlocked meanwhile: QEMU may hold the lock with which an access to this device waits.
     fn ask<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let Some(client) = &self.1 else {
             return state;
@@ -117,7 +118,7 @@ impl Shared {
         state
     }
 
-    /// QEMU has gone.
+    /// Stops the thread after QEMU has disconnected.
     pub fn stop(&self) {
         self.state().is_over = true;
         self.0.1.notify_all();
@@ -194,8 +195,8 @@ mod tests {
     use crate::device::Scheme;
     use crate::testing::Testbed;
 
-    /// No command comes between the translation of an address and its use, and QEMU, which
-    /// holds a lock, does not wait for a packet that waits for QEMU.
+    /// No command comes between the translation of an address and its use. QEMU holds a lock,
+    /// so it must not wait for a packet that waits for QEMU.
     #[test]
     fn registers_are_not_written_while_qemu_is_asked() {
         let Some(bench) = Testbed::bare(Scheme::Transport) else {
@@ -213,12 +214,12 @@ mod tests {
         assert!(shared.lock().bus.read(0x1000, &mut [0]).is_err());
         shared.region_write(bar, register, &[0, 0, 0, 7]).unwrap();
         assert_eq!(seen(&mut shared), 0);
-        // Configuration space is not put off: bus mastering ends at once.
+        // Writes to configuration space are not deferred: bus mastering ends at once.
         shared.region_write(config, 4, &[6, 0]).unwrap();
         assert!(shared.lock().memory.is_bus_master);
         shared.lock().answered(Ok(vec![0]));
         assert_eq!(shared.state().put_off, [(register, vec![0, 0, 0, 7])]);
-        // A reset forgets what was put off.
+        // A reset drops the deferred writes.
         shared.reset().unwrap();
         assert!(shared.state().put_off.is_empty());
         shared.region_write(bar, register, &[0, 0, 0, 8]).unwrap();

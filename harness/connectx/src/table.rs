@@ -1,14 +1,14 @@
-//! The translations of a key. A region with on-demand paging has an entry for each page that
-//! it may ever have, and few of them are present: blocks of zeros take no memory.
+//! The translations of a key. A region with on-demand paging has an entry for each possible
+//! page, and few entries are present. So blocks of zeros take no memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A multiple of the size of each kind of entry.
+/// Size of a block: a multiple of every entry size.
 const BLOCK: usize = 4096;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
-/// Bytes, of which most are zeros.
+/// A sparse array of bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     blocks: BTreeMap<usize, Box<[u8; BLOCK]>>,
@@ -16,25 +16,25 @@ pub struct Table {
 }
 
 impl Table {
-    /// How far it has been written.
+    /// The length written so far.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// An entry of so many bytes.
+    /// An entry of `size` bytes.
     pub fn entry(&self, number: u64, size: usize) -> Option<&[u8]> {
         let at = usize::try_from(number).ok()?.checked_mul(size)?;
         let end = at.checked_add(size).filter(|end| *end <= self.len)?;
         self.block(at).get(at % BLOCK..at % BLOCK + (end - at))
     }
 
-    /// All entries of so many bytes.
+    /// All entries of `size` bytes.
     pub fn entries(&self, size: usize) -> impl Iterator<Item = &[u8]> {
         let count = (self.len / size) as u64;
         (0..count).filter_map(move |number| self.entry(number, size))
     }
 
-    /// Writes there, and zeros before it as far as nothing has been written.
+    /// Writes at `at`. Fills any gap after the current end with zeros.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         for (number, inside, part) in pieces(at, bytes.len()) {
             let bytes = &bytes[part];
@@ -51,7 +51,7 @@ impl Table {
         self.len = self.len.max(at + bytes.len());
     }
 
-    /// Copies its begin.
+    /// Copies the beginning of the table.
     pub fn read(&self, out: &mut [u8]) {
         let len = out.len().min(self.len);
         for (number, _, part) in pieces(0, len) {
@@ -73,7 +73,8 @@ impl From<&[u8]> for Table {
     }
 }
 
-/// The parts of `len` bytes at `at`: number of the block, where in it, and which bytes.
+/// Splits `len` bytes at `at` by blocks: the block's number, the offset in it, and the range
+/// of bytes.
 fn pieces(at: usize, len: usize) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -90,7 +91,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// All of it.
+    /// All bytes of the table.
     fn bytes(table: &Table) -> Vec<u8> {
         let mut all = vec![0xff; table.len()];
         table.read(&mut all);

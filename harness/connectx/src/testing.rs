@@ -1,7 +1,7 @@
-//! For tests: a device over files, and what the driver does to use it. Not a test itself.
+//! Test support: a device whose memory is files, and a driver for it.
 //!
-//! Objects are made by commands, requests are bytes in memory, and doorbells are
-//! writes of registers, as the driver does all of it.
+//! As in the real driver, commands create objects, requests are bytes in memory, and
+//! doorbells are register writes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,24 +14,24 @@ use tempfile::NamedTempFile;
 
 use crate::device::command::Status;
 use crate::device::queue::CQE;
-use crate::device::{Device, Known, Options, Scheme};
+use crate::device::{Definitions, Device, Options, Scheme};
 use crate::layout::{Field, Headers, Layouts};
 use crate::memory::Memory;
 use crate::witness::Witness;
 
 mod traffic;
 
-/// Where host memory is and how much of it.
+/// Size of host memory, which begins at address 0.
 pub const RAM: u64 = 16 << 20;
-/// Where the peer's BAR is, and its size.
+/// Address and size of the peer's BAR.
 pub const VRAM: u64 = 0x8_0000_0000;
 pub const VRAM_SIZE: u64 = 1 << 20;
 pub const PAGE: u64 = 4096;
 /// The low byte of the keys here.
 pub const LOW: u32 = 0x42;
 
-/// The headers of the kernel at hand: `LINUX_TREE`, or what the harness has built. If
-/// there is none, tests that need them say so even if they pass.
+/// The headers of the kernel in `LINUX_TREE`, or of the kernel that the harness has built.
+/// Without a kernel, the tests that need headers print a warning and pass.
 pub fn headers() -> Option<&'static Headers> {
     static HEADERS: OnceLock<Option<Headers>> = OnceLock::new();
     let read = || {
@@ -41,7 +41,7 @@ pub fn headers() -> Option<&'static Headers> {
         if dir.exists() {
             return Some(Headers::read(&dir).unwrap());
         }
-        // Not eprintln, of which a test that passes shows nothing.
+        // Not eprintln, as a passing test hides its output.
         let what = format!(
             "NOT TESTED: no kernel in {}: set LINUX_TREE\n",
             dir.display()
@@ -59,19 +59,19 @@ pub struct TestCq {
     pub at: u64,
     pub doorbell: u64,
     pub log_size: u32,
-    /// Bytes from one entry to the next: an entry is the last 64 of them.
+    /// Bytes from one entry to the next. The completion is in the last 64 of them.
     pub stride: u64,
     pub consumed: u32,
 }
 
 impl TestCq {
-    /// Where an entry is, by its number since the begin.
+    /// Address of an entry, by its number since the queue was created.
     pub fn entry(&self, number: u32) -> u64 {
         let index = u64::from(number) % (1 << self.log_size);
         self.at + (index + 1) * self.stride - CQE as u64
     }
 
-    /// Whether the device has handed this entry over.
+    /// Whether the device has written this entry.
     pub fn is_owned(&self, number: u32, last: u64) -> bool {
         last >> 4 != 0xf && last & 1 == u64::from(number >> self.log_size) & 1
     }
@@ -88,7 +88,7 @@ pub struct TestQp {
     pub received: u16,
 }
 
-/// What a completion says.
+/// The contents of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cqe {
     pub opcode: u64,
@@ -106,7 +106,7 @@ pub const LOG_RECEIVE: u64 = 4;
 pub const LOG_STRIDE: u64 = 6;
 const LOG_EQ: u64 = 7;
 
-/// A structure of so many bytes with these fields.
+/// A structure of `size` bytes with these fields.
 pub fn structure(size: usize, fields: &[(Field, u64)]) -> Vec<u8> {
     let mut bytes = vec![0; size];
     for (field, value) in fields {
@@ -133,11 +133,11 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Memory, and nothing that the driver does.
+    /// A device with memory, before the driver has done anything.
     pub fn bare(scheme: Scheme) -> Option<Self> {
-        static KNOWN: OnceLock<Known> = OnceLock::new();
+        static DEFINITIONS: OnceLock<Definitions> = OnceLock::new();
         let headers = headers()?;
-        let known = KNOWN.get_or_init(|| Known::load(headers).unwrap());
+        let definitions = DEFINITIONS.get_or_init(|| Definitions::load(headers).unwrap());
         let ram = tempfile::tempfile().unwrap();
         ram.set_len(RAM).unwrap();
         let vram = NamedTempFile::new().unwrap();
@@ -149,7 +149,7 @@ impl Testbed {
             scheme,
             verbose: std::env::var_os("CONNECTX_VERBOSE").is_some(),
         };
-        let mut device = Device::new(known.clone(), options, memory, witness);
+        let mut device = Device::new(definitions.clone(), options, memory, witness);
         let interrupts = tempfile::tempfile().unwrap();
         device.irqs.set(0, Some(interrupts.try_clone().unwrap()));
         let opcodes = device.names.iter();
@@ -172,8 +172,8 @@ impl Testbed {
         Some(bench)
     }
 
-    /// What a driver has before it makes queues: a page of doorbells, a protection domain
-    /// and an event queue for all events.
+    /// As [`Self::bare`], with what a driver needs before it creates queues: a UAR, a
+    /// protection domain and an event queue for all events.
     pub fn new(scheme: Scheme) -> Option<Self> {
         let mut bench = Self::bare(scheme)?;
         bench.start();
@@ -200,7 +200,7 @@ impl Testbed {
         self.eqn = self.device.l.create_eq_out.eq_number.get(&out) as u32;
     }
 
-    /// The mappings that QEMU makes.
+    /// Maps memory as QEMU does.
     pub fn map(&mut self) {
         let memory = &mut self.device.memory;
         let ram = self.ram.try_clone().unwrap();
@@ -213,7 +213,7 @@ impl Testbed {
         self.device.config_write(4, &[if on { 6 } else { 2 }, 0]);
     }
 
-    /// Host memory that nobody else uses here.
+    /// Allocates host memory.
     pub fn alloc(&mut self, len: u64) -> u64 {
         let at = self.next;
         self.next += len.next_multiple_of(PAGE);
@@ -251,7 +251,7 @@ impl Testbed {
         (at..at + len).step_by(PAGE as usize).collect()
     }
 
-    /// A command as the headers say, with a list at its end.
+    /// Executes a command with a list at its end.
     pub fn command(
         &mut self,
         name: &str,
@@ -298,8 +298,8 @@ impl Testbed {
         }
     }
 
-    /// Gives a completion queue another buffer, `offset` times 64 bytes into its first page,
-    /// and tells where. To move there what was not read is up to the driver.
+    /// Resizes a completion queue into a new buffer, which starts `offset` times 64 bytes into
+    /// its first page. Returns the new queue. The caller moves the unread completions.
     pub fn resize(&mut self, cq: &TestCq, log_size: u32, offset: u64) -> Result<TestCq, Status> {
         let len = offset * 64 + (cq.stride << log_size);
         let at = self.alloc(len);
@@ -321,7 +321,7 @@ impl Testbed {
         })
     }
 
-    /// A queue pair in state Reset; `set` sees its context last.
+    /// Creates a queue pair in state Reset. `set` may change the context last.
     pub fn qp(&mut self, cq: &TestCq, set: impl FnOnce(&Layouts, &mut [u8])) -> TestQp {
         let receive = 1 << (LOG_RECEIVE + LOG_STRIDE);
         let len = receive + (64 << LOG_SEND);
@@ -359,8 +359,8 @@ impl Testbed {
         }
     }
 
-    /// Two queue pairs, of which the second one receives by a shared queue of 2^log_size
-    /// requests of 32 bytes at `at`. Tells the queue's number as well.
+    /// Creates two queue pairs. The second one receives through a shared queue of 2^log_size
+    /// requests of 32 bytes at `at`. Also returns the queue's number.
     pub fn shared(
         &mut self,
         cqs: [&TestCq; 2],
@@ -394,7 +394,7 @@ impl Testbed {
         (a, b, srqn)
     }
 
-    /// Takes a queue pair to the state that a command's name says.
+    /// Changes a queue pair's state by the command with this name.
     pub fn modify(
         &mut self,
         name: &str,
@@ -416,7 +416,7 @@ impl Testbed {
         self.command(name, &[], set).map(drop)
     }
 
-    /// Connects a queue pair to another one and lets it send.
+    /// Connects a queue pair to another one, and takes it to state RTS.
     pub fn connect(&mut self, qp: &TestQp, to: u32, rnr_retry: u64) {
         let q = self.device.l.qpc;
         let rights = [(q.rre, 1), (q.rwe, 1), (q.rae, 1)];
@@ -427,7 +427,7 @@ impl Testbed {
         self.modify("RTR2RTS_QP", qp, &[retry]).unwrap();
     }
 
-    /// A key; `set` sees its context last.
+    /// Creates a key. `set` may change the context last.
     pub fn key(
         &mut self,
         mode: u64,
@@ -463,7 +463,7 @@ impl Testbed {
         (self.device.l.create_mkey_out.mkey_index.get(&out) as u32) << 8 | LOW
     }
 
-    /// A key of these pages of 4 KiB, all of them to read and write.
+    /// Creates a key of these 4 KiB pages, all readable and writable.
     pub fn mtt(&mut self, start: u64, pages: &[u64]) -> u32 {
         let entries: Vec<u64> = pages.iter().map(|page| page | 3).collect();
         let mode = self.device.c.mode.mtt;
@@ -479,7 +479,7 @@ impl Testbed {
         self.interrupts.metadata().unwrap().len() / 8
     }
 
-    /// The witness's lines so far.
+    /// The witness's log lines so far.
     pub fn lines(&mut self) -> Vec<serde_json::Value> {
         self.device.witness.flush();
         let text = std::fs::read_to_string(self.log.path()).unwrap();
@@ -490,7 +490,7 @@ impl Testbed {
     }
 }
 
-/// Two queue pairs that are connected to each other, and a completion queue each.
+/// Two connected queue pairs, each with its own completion queue.
 pub struct Pair {
     pub a: TestQp,
     pub b: TestQp,
@@ -502,7 +502,7 @@ impl Pair {
     pub fn new(bench: &mut Testbed) -> Self {
         let (a_cq, b_cq) = (bench.cq(6), bench.cq(6));
         let (a, b) = (bench.qp(&a_cq, |_, _| {}), bench.qp(&b_cq, |_, _| {}));
-        // Without an end of retries.
+        // 7: unlimited retries.
         bench.connect(&a, b.qpn, 7);
         bench.connect(&b, a.qpn, 7);
         Self { a, b, a_cq, b_cq }

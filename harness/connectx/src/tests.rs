@@ -1,4 +1,4 @@
-//! The device as its driver sees it: what comes of commands, requests and doorbells.
+//! Tests of the device from its driver's side: commands, requests and doorbells.
 
 mod commands;
 mod faults;

@@ -1,9 +1,9 @@
-//! Work requests: what a send queue does, packet by packet.
+//! Executes the work requests of send queues, packet by packet.
 //!
-//! Both ends are queue pairs of this device. A step moves at most one packet, so
-//! that what one queue pair sends, the changes of keys that another one makes, and
-//! commands come in between each other. Each packet is translated when it moves; no
-//! translation is kept from one packet to the next.
+//! Both ends are queue pairs of this device. A step moves at most one packet, so sends of
+//! one queue pair interleave with commands and with other queue pairs' changes of keys. Each
+//! packet translates its addresses when it moves and keeps no translation for the next
+//! packet.
 
 use std::time::{Duration, Instant};
 
@@ -22,13 +22,13 @@ mod request;
 const MTU: u64 = 4096;
 /// Bytes of a message (`log_max_msg`).
 const MAX_MESSAGE: u64 = 1 << 30;
-/// A datagram leaves room for a header that InfiniBand may have.
+/// Size of the GRH. A datagram leaves room for it in the receive buffer.
 const GRH: u64 = 40;
-/// How long the other end is given to take requests.
+/// How long to wait before a retry if the remote end is not ready.
 const NOT_READY: Duration = Duration::from_micros(200);
-/// How long until it counts as absent.
+/// How long until the remote end counts as absent.
 const ABSENT: Duration = Duration::from_millis(500);
-/// Retries without an end.
+/// The retry count that stands for unlimited retries.
 const FOR_EVER: u64 = 7;
 
 const READ: Want = Want {
@@ -55,22 +55,22 @@ const REMOTE_ATOMIC: Want = Want {
 
 /// Why a packet did not move.
 enum Halt {
-    /// Memory is not there.
+    /// Memory is absent.
     Fault(Side, Missing),
-    /// The other end has no receive request, or is not there.
+    /// The remote end has no receive request, or does not exist.
     NotReady {
-        /// It is there.
+        /// The remote end exists.
         exists: bool,
     },
     /// The request fails, with the sender's syndrome.
     Error(u64),
-    /// It fails because of the other end, which fails as well: the sender's syndrome, and
-    /// the receiver's if a receive request fails with it.
+    /// The request fails because of the remote end, which fails as well: the sender's syndrome,
+    /// and the receiver's syndrome if a receive request fails too.
     Both(u64, Option<u64>),
 }
 
 impl Device {
-    /// The driver has posted work requests.
+    /// Handles a send doorbell: the driver has posted work requests.
     pub(crate) fn send_doorbell(&mut self, page: u64, qpn: u32) {
         let doorbell = match self.qps.get(&qpn) {
             Some(qp) if qp.uar == page => qp.doorbell,
@@ -80,7 +80,7 @@ impl Device {
                 ));
             }
         };
-        // The second counter is that of the send queue (`MLX5_SND_DBR`).
+        // The doorbell record's second counter belongs to the send queue (`MLX5_SND_DBR`).
         let at = doorbell.wrapping_add(4 * self.c.misc.snd_dbr);
         match self.memory.read_u32(at) {
             Ok(counter) => {
@@ -98,7 +98,7 @@ impl Device {
         }
     }
 
-    /// A moment has passed.
+    /// Handles the expiry of a queue pair's timer.
     pub(crate) fn timer(&mut self, qpn: u32) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             if qp.wait == Wait::Timer {
@@ -108,7 +108,7 @@ impl Device {
         }
     }
 
-    /// Does one step of a queue pair.
+    /// Runs one step of a queue pair.
     pub(crate) fn step(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else {
             return;
@@ -129,7 +129,7 @@ impl Device {
         self.bus.begin(qpn);
         let moved = self.packet(qpn, &mut send);
         if self.bus.is_asking() {
-            // It begins again with the answer.
+            // The packet begins again once the answer is there.
             self.moved.clear();
             return self.keep(qpn, send, Wait::No);
         }
@@ -154,7 +154,7 @@ impl Device {
         self.queue(qpn);
     }
 
-    /// Writes down what has moved.
+    /// Logs the packet's DMA.
     pub(crate) fn report(&mut self) {
         for (dma, done) in std::mem::take(&mut self.moved) {
             self.witness.dma(&dma, &done);
@@ -250,7 +250,7 @@ impl Device {
         Ok(())
     }
 
-    /// The queue pair at the other end, if it listens.
+    /// The queue pair at the remote end, if it can receive.
     fn peer(&self, qpn: u32, send: &Send) -> Result<u32, Halt> {
         let peer = self.qps.get(&send.remote_qpn);
         let service = self.qps.get(&qpn).map(|qp| qp.service);
@@ -266,7 +266,7 @@ impl Device {
         }
     }
 
-    /// Memory that the other end names.
+    /// Translates the memory at the remote end.
     fn remote(&self, peer: u32, send: &Send, len: usize, want: Want) -> Result<Vec<Piece>, Halt> {
         if len == 0 {
             return Ok(Vec::new());
@@ -287,8 +287,8 @@ impl Device {
         let Some(here) = va.checked_add(send.done) else {
             return Err(refused);
         };
-        // The target of an XRC connection has a domain of the driver's own: what is reached
-        // by it is that of the shared queue that the request names.
+        // The target of an XRC connection has a protection domain of the driver's own. The
+        // domain of the shared queue that the request names counts instead.
         let shared = send.remote_srqn.and_then(|srqn| self.srqs.get(&srqn));
         let pd = shared.map_or(self.qps[&peer].pd, |srq| srq.pd);
         match self.translate(key, here, len, want, Some(pd)) {
@@ -311,7 +311,7 @@ impl Device {
         }
     }
 
-    /// Memory of the request itself, from where it is now.
+    /// Translates the local memory of the request, from the current position on.
     fn local(&self, qpn: u32, send: &Send, len: usize, want: Want) -> Result<Vec<Piece>, Halt> {
         self.list(self.qps[&qpn].pd, &send.local, send.done, len, want)
             .map_err(|stop| match stop {
@@ -333,7 +333,7 @@ impl Device {
             })
     }
 
-    /// The pieces of `len` bytes of a list, `skip` bytes from its begin.
+    /// Translates `len` bytes of a list, `skip` bytes from its start, into pieces.
     fn list(
         &self,
         pd: u32,
@@ -363,7 +363,7 @@ impl Device {
         Ok(pieces)
     }
 
-    /// What is sent: pieces, or the bytes that are in the request itself.
+    /// The data to send: pieces, or the inline bytes of the request.
     fn gather(
         &self,
         qpn: u32,
@@ -394,7 +394,7 @@ impl Device {
         }
     }
 
-    /// A datagram arrives whole, or not at all, and the sender never learns of it.
+    /// Sends a datagram. It arrives whole or not at all, and the sender gets no error.
     fn datagram(&mut self, qpn: u32, send: &mut Send) -> Result<(), Halt> {
         let len = usize::try_from(send.total).unwrap_or(usize::MAX);
         if send.total > MTU {
@@ -409,7 +409,7 @@ impl Device {
         let data = self.data(qpn, &from, data, len)?;
         if listens {
             match self.deliver(peer, send, &data) {
-                // Without a request it is lost.
+                // Without a receive request the datagram is lost.
                 Ok(()) | Err(Halt::NotReady { .. }) => {}
                 Err(Halt::Both(_, theirs)) if !self.bus.is_asking() => {
                     self.fail_receive(peer, send, theirs);
@@ -428,7 +428,8 @@ impl Device {
         done.map_err(|_| self.theirs(send))
     }
 
-    /// Numbers are the host's, as the driver has asked for (`atomic_req_8B_endianness_mode`).
+    /// Carries out an atomic operation. Its numbers have the host's byte order, as the driver
+    /// has requested (`atomic_req_8B_endianness_mode`).
     fn atomic(&mut self, qpn: u32, peer: u32, send: &mut Send) -> Result<(), Halt> {
         if send.local.iter().map(Segment::len).sum::<u64>() < 8 {
             return Err(Halt::Error(self.c.syndromes.local_length_err));
@@ -462,12 +463,12 @@ impl Device {
         done.map_err(|_| self.ours())
     }
 
-    /// Memory at this end that is not where the key says.
+    /// The error for a failed DMA to local memory.
     fn ours(&self) -> Halt {
         Halt::Error(self.c.syndromes.local_prot_err)
     }
 
-    /// Memory at the other end that is not where the key says.
+    /// The error for a failed DMA to memory at the remote end.
     fn theirs(&self, send: &Send) -> Halt {
         let s = &self.c.syndromes;
         let receive = send.receive.as_ref().map(|_| s.local_prot_err);
@@ -489,12 +490,12 @@ impl Device {
         }
     }
 
-    /// Whether QEMU has not handed over what is there, but may be asked.
+    /// Whether QEMU has not shared this memory, but can access it for the device.
     fn is_elsewhere(&self, done: &Result<Target, Refused>) -> bool {
         self.bus.is_on && matches!(done, Err(Refused::Unmapped(_)))
     }
 
-    /// For the log, once the packet is done.
+    /// Records a DMA to log once the packet is done.
     fn moved(
         &mut self,
         qpn: u32,
@@ -507,7 +508,7 @@ impl Device {
         done.map(drop)
     }
 
-    /// Reads; a refusal will be a completion with an error, as on hardware.
+    /// Reads. A refused DMA leads to a completion with an error, as on hardware.
     fn dma_read(&mut self, qpn: u32, pieces: &[Piece], len: usize) -> Result<Vec<u8>, Refused> {
         let mut data = vec![0; len];
         let mut rest = &mut data[..];

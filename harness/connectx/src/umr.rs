@@ -1,4 +1,4 @@
-//! UMR: a work request that changes a key, its context and its translations.
+//! UMR: a work request that changes a memory key's context and translations.
 
 use crate::device::Device;
 use crate::device::mkey::{BLOCK, Want};
@@ -6,7 +6,7 @@ use crate::layout::Field;
 use crate::qp::{Segment, Send};
 
 impl Device {
-    /// Carries out the request, or tells why not; then the key is as it was.
+    /// Carries out the request. On an error the key is unchanged.
     pub(crate) fn umr(&mut self, qpn: u32, send: &Send) -> Result<(), String> {
         let Some(Segment::Inline(body)) = send.local.first() else {
             return Err("a UMR without a body".to_owned());
@@ -30,7 +30,7 @@ impl Device {
         }
         let is_free = l.mkc.free.get(&mkey.context) != 0;
         let check = flags & (self.c.umr.check_free | self.c.umr.check_not_free);
-        // The driver's words: "fail if free", "fail if not free".
+        // In the driver's terms: "fail if free", "fail if not free".
         if check == self.c.umr.check_free && is_free {
             return Err(format!("a UMR of key {key:#x}, which is not in use"));
         }
@@ -47,7 +47,7 @@ impl Device {
         let entries = if count == 0 {
             Vec::new()
         } else if flags & self.c.umr.inline != 0 {
-            // Translations in the request itself begin at a multiple of 64 bytes.
+            // Inline translations begin at a multiple of 64 bytes.
             rest.get(..count)
                 .ok_or("inline translations that are cut off")?
                 .to_vec()
@@ -56,7 +56,7 @@ impl Device {
         };
         let l = &self.l;
         let mkey = self.mkeys.get(&(key >> 8)).expect("it was there");
-        // A shorter table ends with the last block.
+        // A table ends with a whole block.
         let size = l.mkc.translations_octword_size.get(&mkey.context) as usize * 16;
         let size = size.next_multiple_of(BLOCK);
         if first.saturating_add(entries.len()) > size {
@@ -88,11 +88,11 @@ impl Device {
         Ok(())
     }
 
-    /// A translation past the end of a key is nobody's: no invalidation takes it away, and
-    /// only the key's length keeps the device from its page.
+    /// Reports a translation past the end of a key. No invalidation removes such a translation,
+    /// and only the key's length stops the device from using its page.
     fn check_the_end(&mut self, qpn: u32, key: u32) {
-        // On other queues users of the kernel leave there what they had before, and user
-        // space what it likes.
+        // On other queue pairs, kernel users leave earlier translations there, and user space
+        // may write anything.
         if self.qps[&qpn].service != self.c.qp_st.reg_umr {
             return;
         }
@@ -136,8 +136,8 @@ impl Device {
         Ok(data)
     }
 
-    /// The fields that a mask names. One that the model does not know is an error: to
-    /// leave it out would be to do half of what was asked.
+    /// The fields that a mask names. An unknown field is an error, because the model would
+    /// otherwise carry out only a part of the request.
     fn masked(&self, mask: u64) -> Result<Vec<Field>, String> {
         let (l, m) = (&self.l.mkc, &self.c.mkey_mask);
         let table: [(u64, &[Field]); 18] = [

@@ -1,9 +1,9 @@
-//! The witness: writes down each DMA of data, each change of a translation and each
-//! page fault, in the order in which the device did them, for the judge to read.
+//! The witness: logs each DMA of data, each change of a translation and each page fault in
+//! order, for the judge to read.
 //!
-//! A line of JSON each. `n` counts events; a DMA names the change (`umr`) that made
-//! the translation it used, so that "before or after which invalidation" can be read
-//! from the numbers alone. Queues, completions and mailboxes are not written down.
+//! Each event is a line of JSON, and `n` counts events. A DMA names the change (`umr`) that
+//! wrote its translation, so the numbers alone show whether the DMA came before or after an
+//! invalidation. The log leaves out DMA to queues, completions and mailboxes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::memory::{Refused, Target};
 
-/// An entry of a key by which an address was translated, as it was then.
+/// The state of a key's entry at the time when it translated an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The key.
@@ -27,7 +27,7 @@ pub struct Used {
     pub key_umr: u64,
 }
 
-/// A DMA of data, or the attempt.
+/// A DMA of data, or an attempt.
 #[derive(Clone, Debug, Serialize)]
 pub struct Dma {
     /// `read` or `write`, as the device sees it.
@@ -38,17 +38,17 @@ pub struct Dma {
     pub len: usize,
     /// The queue pair.
     pub qpn: u32,
-    /// The key whose translation it was.
+    /// The key that translated the address.
     pub mkey: u32,
     /// The address in that key.
     pub va: u64,
-    /// ATS: the address was translated by the IOMMU beforehand.
+    /// ATS: the IOMMU has translated the address beforehand.
     pub ats: bool,
     /// Relaxed ordering.
     pub ro: bool,
     /// The change that wrote this translation.
     pub umr: u64,
-    /// All entries on the way to the address.
+    /// All entries that led to the address.
     #[serde(skip)]
     pub used: Vec<Used>,
 }
@@ -64,7 +64,7 @@ pub struct Done {
     pub len: u64,
     /// Microseconds since the last doorbell of its queue.
     pub took: u128,
-    /// It was all that there was in its queue, and waited for nothing.
+    /// The request was alone in its queue and waited for nothing.
     pub direct: bool,
 }
 
@@ -76,9 +76,9 @@ enum Event<'a> {
         dma: &'a Dma,
         to: String,
     },
-    /// Entries `first..first + count` of a key's translations were written; `cleared`
-    /// of them are absent now. If there are none, the key itself was changed: what it
-    /// allows, or whether it is in use.
+    /// Entries `first..first + count` of a key's translations were written, and `cleared`
+    /// of them are absent now. If `count` is 0, the key itself changed: its rights, or
+    /// whether it is in use.
     Umr {
         mkey: u32,
         first: u64,
@@ -114,7 +114,7 @@ enum Event<'a> {
     },
 }
 
-/// What was counted, for the end.
+/// The totals, for the last line.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Totals {
     /// Bytes read from and written to host memory.
@@ -123,7 +123,7 @@ pub struct Totals {
     pub peer_bytes: u64,
     /// Bytes that QEMU read and wrote for the device.
     pub bus_bytes: u64,
-    /// Of all these, by address translation service.
+    /// The part of these bytes that used ATS.
     pub ats_bytes: u64,
     /// Page faults.
     pub faults: u64,
@@ -135,12 +135,12 @@ pub struct Totals {
     pub violations: u64,
 }
 
-/// What changes made of a key, by their numbers.
+/// The changes of a key, by their numbers.
 #[derive(Default)]
 struct Written {
-    /// Which one wrote a translation: by its first entry in a row, the end and the number.
+    /// The change that wrote each range of entries: first entry to (end, change).
     rows: BTreeMap<u64, (u64, u64)>,
-    /// The last one of the key itself.
+    /// The last change of the key itself.
     key: u64,
 }
 
@@ -150,7 +150,7 @@ impl Written {
         (*end > entry).then_some(*n)
     }
 
-    /// Change `n` wrote the entries from `first` on. Those that are absent have no writer.
+    /// Records that change `n` wrote the entries from `first` on. Absent entries have no writer.
     fn write(&mut self, first: u64, entries: &[bool], n: u64) {
         let to = first.saturating_add(entries.len() as u64);
         let before = self.rows.range(..first).next_back();
@@ -184,19 +184,19 @@ impl Written {
 /// Writes the log.
 pub struct Witness {
     log: Log,
-    /// The low byte of a key may change, and its translations stay.
+    /// By key index: the low byte of a key may change while its translations stay.
     written: HashMap<u32, Written>,
-    /// What was counted.
+    /// The totals.
     pub totals: Totals,
-    /// What was broken first, for people.
+    /// The first violations, for people.
     pub first_violations: Vec<String>,
 }
 
-/// More are counted and not told.
+/// The number of violations to report. Further ones are only counted.
 const TOLD: usize = 10;
 
 impl Witness {
-    /// Without a file it only counts.
+    /// Creates the witness. Without a file it only counts.
     pub fn new(log: Option<&Path>) -> Result<Self> {
         Ok(Self {
             log: Log::new(log)?,
@@ -210,7 +210,7 @@ impl Witness {
         self.log.line(&event)
     }
 
-    /// What an address is translated by now.
+    /// The current state of a key's entry.
     pub fn used(&self, mkey: u32, entry: u64) -> Used {
         let written = self.written.get(&(mkey >> 8));
         let umr = written.and_then(|written| written.by(entry));
@@ -222,11 +222,11 @@ impl Witness {
         }
     }
 
-    /// A DMA was done, or refused, which is a violation.
+    /// Records a DMA. A refused DMA is a violation.
     ///
-    /// So is one whose address was looked up before a change. Once the driver is told that a
-    /// change has completed, no DMA may use what it ended: the page may be somebody
-    /// else's. Here the driver is told in the step that makes the change.
+    /// A DMA whose translation has changed since the lookup is also a violation. Once the driver
+    /// knows that a change has completed, no DMA may use the old translation, because the page
+    /// may have a new owner. Here a change and its completion happen in the same step.
     pub fn dma(&mut self, dma: &Dma, done: &Result<Target, Refused>) {
         let to = match done {
             Ok(Target::Ram) => {
@@ -266,7 +266,7 @@ impl Witness {
         }
     }
 
-    /// Translations were written, or the key itself if there are none.
+    /// Records that translations were written, or that the key itself changed if there are none.
     pub fn umr(&mut self, mkey: u32, first: u64, entries: &[bool]) {
         self.totals.umrs += 1;
         let count = entries.len() as u64;
@@ -284,7 +284,7 @@ impl Witness {
         written.write(first, entries, n);
     }
 
-    /// A key is gone.
+    /// Records that a key was destroyed.
     pub fn forget(&mut self, mkey: u32) {
         self.written.remove(&(mkey >> 8));
     }
@@ -301,7 +301,7 @@ impl Witness {
         });
     }
 
-    /// The driver has answered it.
+    /// The driver has answered a page fault.
     pub fn resume(&mut self, token: u64, error: bool) {
         self.line(Event::Resume { token, error });
     }
@@ -326,7 +326,7 @@ impl Witness {
         self.line(Event::Violation { what });
     }
 
-    /// Lets the reader see all of it.
+    /// Flushes all lines to the file.
     pub fn flush(&mut self) {
         self.log.flush();
     }
@@ -342,8 +342,8 @@ impl Witness {
     }
 }
 
-/// The most memory that this process has had. The machine's is not in it: it is read and
-/// written as a file.
+/// Peak memory of this process. It excludes the machine's memory, which the model accesses
+/// as a file.
 fn peak_kib() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let peak = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;

@@ -1,4 +1,4 @@
-//! What people are told if the model cannot be served, or cannot reach memory.
+//! Error messages when the model cannot be served or cannot reach memory.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -25,7 +25,7 @@ fn start(socket: &Path, headers: &Path) -> Child {
         .unwrap()
 }
 
-/// Its exit status and what it has said.
+/// The exit status and the standard error of the program.
 fn ended(child: Child) -> (Option<i32>, String) {
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
     (status.code(), String::from_utf8(stderr).unwrap())
@@ -66,7 +66,7 @@ fn a_socket_that_is_taken_is_named() {
     assert!(told.contains("cannot listen at"), "{told}");
 }
 
-/// Says one thing as QEMU does: `vfio_user_header`, then what the command has. Tells whether
+/// Sends a message as QEMU does: `vfio_user_header`, then the command's body. Returns whether
 /// there was an answer.
 fn say(stream: &mut UnixStream, command: u16, body: &[u8]) -> bool {
     let mut message = vec![0; 2];
@@ -105,14 +105,14 @@ fn ram_that_is_not_shared_is_refused_when_qemu_starts() {
         thread::sleep(Duration::from_millis(10));
     };
     let mut map = |flags: u32, address: u64| {
-        // Sizes of the arguments, flags, and an offset, address and size; no file.
+        // Argument size, flags, offset, address and size; no file.
         let words = [32, flags].map(u32::to_ne_bytes).concat();
         let numbers = [0, address, 1 << 20].map(u64::to_ne_bytes).concat();
         say(&mut stream, DMA_MAP, &[words, numbers].concat())
     };
     // Neither ROM nor a BAR that has no file behind it is RAM.
     assert!(map(READ, 0) && map(READ_WRITE, 0xe000_0000));
-    // The model does not answer any more, and does not wait for QEMU to go.
+    // The model does not answer any more and exits without waiting for QEMU to disconnect.
     assert!(!map(READ_WRITE, 0));
     let (code, told) = ended(child);
     assert_eq!(code, Some(3), "{told}");

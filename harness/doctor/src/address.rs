@@ -1,8 +1,8 @@
-//! PCI addresses, versions and sizes, as people write them.
+//! PCI addresses, versions and sizes, and their text forms.
 
 use std::fmt;
 
-/// A PCI address; they are in the order of the bus.
+/// A PCI address. Addresses sort in the order of the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Address {
     domain: u32,
@@ -27,7 +27,7 @@ impl Address {
             device: hex(device).filter(|device| *device < 32)?,
             function: hex(function).filter(|function| *function < 8)?,
         };
-        // A sign would have been read, too.
+        // This rejects other forms, e.g. with a sign.
         (address.to_string() == text.to_lowercase()).then_some(address)
     }
 
@@ -49,16 +49,16 @@ impl fmt::Display for Address {
     }
 }
 
-/// Version of the graphics core of an AMD GPU.
+/// The version of an AMD GPU's graphics core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Gc(pub(crate) u64, pub(crate) u64, pub(crate) u64);
 
 impl Gc {
-    /// Of an MI200.
+    /// The version of an MI200.
     pub const MI200: Self = Self(9, 4, 2);
 
-    /// What svm_range_vram_coherent() says in the kernel: whether the GPU sees at once what
-    /// others write to its memory.
+    /// The result of svm_range_vram_coherent() in the kernel: whether the GPU immediately
+    /// sees what other devices write to its memory.
     pub fn is_coherent(self) -> bool {
         self < Self(9, 4, 3) || (Self(10, 0, 0)..Self(12, 0, 0)).contains(&self)
     }
@@ -70,7 +70,7 @@ impl fmt::Display for Gc {
     }
 }
 
-/// A size for people.
+/// A size in readable units.
 pub fn size(bytes: u64) -> String {
     match bytes >> 20 {
         0 => format!("{bytes} bytes"),

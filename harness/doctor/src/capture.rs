@@ -1,6 +1,6 @@
-//! Takes the picture of a host: every file that the doctor looks at is named here. It
-//! only reads, and leaves out what tells who owns the host: serial numbers, addresses of
-//! networks, names, and what of the kernel's command line and configuration is of no use.
+//! Captures the picture of a host. This file names every path that the doctor reads. It
+//! writes nothing. It leaves out what could identify the owner: serial numbers, network
+//! addresses, names, and irrelevant parts of the kernel's command line and configuration.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -10,15 +10,15 @@ use crate::config::Config;
 use crate::known::Known;
 use crate::picture::{Entry, LARGEST, Picture};
 
-/// Where PCI devices are.
+/// The directory of PCI devices.
 pub const DEVICES: &str = "/sys/bus/pci/devices";
-/// Where RDMA devices are.
+/// The directory of RDMA devices.
 pub const INFINIBAND: &str = "/sys/class/infiniband";
-/// Where IOMMUs are.
+/// The directory of IOMMUs.
 pub const IOMMUS: &str = "/sys/class/iommu";
-/// What the series is told to do.
+/// The policy of the series.
 pub const POLICY: &str = "/sys/kernel/mm/hmm/p2p";
-/// What it has done: pages by result.
+/// The counters of the series: pages by result.
 pub const STATS: &str = "/sys/kernel/mm/hmm/p2p_stats";
 /// The kernel's release.
 pub const RELEASE: &str = "/proc/sys/kernel/osrelease";
@@ -26,16 +26,16 @@ pub const RELEASE: &str = "/proc/sys/kernel/osrelease";
 pub const COMMAND_LINE: &str = "/proc/cmdline";
 /// The first CPU.
 pub const CPU: &str = "/proc/cpuinfo";
-/// The kernel's configuration, wherever it was found.
+/// The kernel's configuration, from any of its locations.
 pub const OPTIONS: &str = "/proc/config.gz";
-/// Which addresses are whose.
+/// The owners of address ranges.
 pub const MEMORY: &str = "/proc/iomem";
-/// What NVIDIA's driver says of itself.
+/// The version of NVIDIA's driver.
 pub const NVIDIA: &str = "/proc/driver/nvidia/version";
-/// A switch of amdgpu's.
+/// A parameter of amdgpu.
 pub const AMDGPU_P2P: &str = "/sys/module/amdgpu/parameters/pcie_p2p";
 
-/// Files of a PCI device that are text.
+/// Text files of a PCI device.
 const FILES: [&str; 16] = [
     "class",
     "vendor",
@@ -55,7 +55,7 @@ const FILES: [&str; 16] = [
     "p2pmem/published",
 ];
 
-/// Options of the kernel that decide.
+/// Kernel options that decide about peer-to-peer DMA.
 pub const DECISIVE: [&str; 6] = [
     "CONFIG_PCI_P2PDMA",
     "CONFIG_ZONE_DEVICE",
@@ -65,7 +65,7 @@ pub const DECISIVE: [&str; 6] = [
     "CONFIG_HSA_AMD_P2P",
 ];
 
-/// Modules whose presence is worth knowing.
+/// Modules whose presence matters.
 pub const MODULES: [&str; 4] = ["nvidia", "nvidia_peermem", "ib_uverbs", "mlx5_ib"];
 
 /// Reads the host whose files are below `root`.
@@ -98,7 +98,7 @@ impl Shot {
         Ok(bytes)
     }
 
-    /// A file's text, of which `keep` says what is kept.
+    /// Adds a file's text. `keep` selects the part to keep.
     fn text(&mut self, path: &str, keep: impl Fn(&str) -> String) {
         let entry = match self.bytes(path) {
             Ok(bytes) => Entry::Text(keep(String::from_utf8_lossy(&bytes).trim())),
@@ -114,7 +114,7 @@ impl Shot {
         self.text(path, str::to_owned);
     }
 
-    /// Where something is when all links are followed.
+    /// Adds a link with its final target.
     fn link(&mut self, path: &str) {
         if let Some(link) = self.real(path) {
             self.picture.put(path, Entry::Link { link });
@@ -154,15 +154,15 @@ impl Shot {
         });
         self.text(CPU, first_cpu);
         self.text(MEMORY, |text| {
-            // Ranges that a driver reserved for device private memory. Addresses are
-            // secrets of the kernel, and of no use.
+            // Names of the ranges that drivers reserved for device private memory.
+            // Addresses are secrets of the kernel and are not needed.
             let outermost = text.lines().filter(|line| !line.starts_with(' '));
             let names = outermost.filter_map(|line| line.split_once(" : ").map(|(_, name)| name));
             let cards = names.filter(|name| is_address(name));
             cards.collect::<Vec<_>>().join("\n")
         });
         self.text(NVIDIA, |text| {
-            // The line goes on with who built it.
+            // The rest of the line names the builder.
             let line = text.lines().next().unwrap_or_default();
             line.split("Release Build")
                 .next()
@@ -177,7 +177,7 @@ impl Shot {
         self.options(known);
     }
 
-    /// The kernel's configuration, wherever it is kept.
+    /// Reads the kernel's configuration from any of its locations.
     fn options(&mut self, known: &Known) {
         let mut last = None;
         if let Some(release) = self.picture.read(RELEASE).map(str::to_owned) {
@@ -233,7 +233,7 @@ impl Shot {
         }
         let mut last_root = String::new();
         for (name, place) in places {
-            // p2pdma takes the first one below a host bridge for the bridge itself.
+            // p2pdma treats the first device below a host bridge as the host bridge.
             let root = place.rsplit_once('/').map_or("", |(root, _)| root);
             let is_first =
                 *root != last_root && root.rsplit('/').next().is_some_and(is_host_bridge);
@@ -246,13 +246,13 @@ impl Shot {
         }
     }
 
-    /// Whether a device can be an end of a path, or is on one.
+    /// Whether a device can be on a path, or at one of its ends.
     fn is_relevant(&self, name: &str, known: &Known) -> bool {
         let dir = format!("{DEVICES}/{name}");
         let class = self.bytes(&format!("{dir}/class")).unwrap_or_default();
         let class = String::from_utf8_lossy(&class);
         let class = class.trim().trim_start_matches("0x");
-        // NVIDIA's NICs have functions of other classes.
+        // NVIDIA's NICs also have functions of other classes.
         let vendor = self.bytes(&format!("{dir}/vendor")).unwrap_or_default();
         let driver = self.real(&format!("{dir}/driver"));
         let driver = driver.as_deref().and_then(|path| path.rsplit('/').next());
@@ -310,7 +310,7 @@ impl Shot {
     }
 }
 
-/// Why something could not be read, in words that do not depend on the machine.
+/// Why a read failed, in words that do not depend on the machine.
 fn reason(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::PermissionDenied => "not readable as this user".to_owned(),
@@ -318,7 +318,7 @@ fn reason(error: &std::io::Error) -> String {
     }
 }
 
-/// Whether a word of the kernel's command line says something about peer-to-peer DMA.
+/// Whether a word of the kernel's command line affects peer-to-peer DMA.
 fn decides(word: &str, known: &Known) -> bool {
     let name = word.split(['=', '.']).next().unwrap_or_default();
     matches!(name, "pci" | "hmm_p2p")
@@ -326,7 +326,7 @@ fn decides(word: &str, known: &Known) -> bool {
         || (word.contains('.') && known.driver(name).is_some())
 }
 
-/// What is said of the first CPU, as far as it matters.
+/// The relevant fields of the first CPU.
 fn first_cpu(text: &str) -> String {
     let first = text.lines().take_while(|line| !line.trim().is_empty());
     let kept = first.filter_map(|line| {

@@ -14,15 +14,15 @@ use crate::report::{PairKind, Report, Works};
 use crate::text::{self, Paper};
 use crate::{capture, diagnose};
 
-/// What the exit status says.
+/// The exit statuses.
 pub mod status {
-    /// Each pair has what was asked for.
+    /// Every pair has what was asked for.
     pub const ALL: u8 = 0;
-    /// One has not.
+    /// Some pair does not have it.
     pub const NOT_ALL: u8 = 1;
     /// The host, or its dump, cannot be read.
     pub const CANNOT_READ: u8 = 2;
-    /// None has not, but of one it is not known.
+    /// No pair is known to lack it, but some pairs are unknown.
     pub const UNKNOWN: u8 = 3;
     /// There is no pair.
     pub const NO_PAIR: u8 = 4;
@@ -81,7 +81,7 @@ pub enum Require {
     InPlace,
 }
 
-/// Looks at a host, prints what there is to say, and returns the exit status.
+/// Examines a host, prints the report, and returns the exit status.
 pub fn run(options: &Options) -> Result<u8> {
     let known = Known::read()?;
     let picture = match &options.from {
@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> Result<u8> {
     if let Some(file) = &options.dump {
         let dump = picture.dump()?;
         if file == Path::new("-") {
-            // A report in the same place would spoil it.
+            // A report on standard output would corrupt the dump.
             std::io::stdout().write_all(dump.as_bytes())?;
             return Ok(status::ALL);
         }
@@ -113,12 +113,12 @@ pub fn run(options: &Options) -> Result<u8> {
     } else {
         text::render(&host, &report, paper())
     };
-    // Who reads may have seen enough: `| head`.
+    // The reader may have closed the pipe: `| head`.
     let _ = std::io::stdout().write_all(said.as_bytes());
     Ok(verdict(&report, options.require))
 }
 
-/// The terminal, if it is one.
+/// The output's width and colours.
 fn paper() -> Paper {
     let terminal = console::Term::stdout();
     let columns = std::env::var("COLUMNS").ok();
@@ -148,7 +148,7 @@ fn read(file: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The exit status.
+/// The exit status of a report.
 pub fn verdict(report: &Report, require: Require) -> u8 {
     let all: Vec<_> = report
         .pairs
@@ -170,7 +170,7 @@ pub fn verdict(report: &Report, require: Require) -> u8 {
 }
 
 impl Report {
-    /// Keeps pairs of these kinds and with these devices; nothing named: all of them.
+    /// Keeps pairs of these kinds and with these devices. An empty list keeps all.
     fn keep(&mut self, kinds: &[PairKind], devices: &[String]) {
         let named: Vec<_> = self
             .devices

@@ -1,21 +1,21 @@
-//! A device's configuration space, as far as peer-to-peer DMA depends on it.
+//! The parts of a device's configuration space that matter for peer-to-peer DMA.
 
 use std::collections::BTreeMap;
 
 /// ACS control: requests to a peer go to the root complex.
 pub const REQUEST_REDIRECT: u16 = 0x04;
-/// ACS control: completions do.
+/// ACS control: completions from a peer go to the root complex.
 pub const COMPLETION_REDIRECT: u16 = 0x08;
-/// ACS control: the port looks up for each peer whether requests may pass.
+/// ACS control: for each peer, the port looks up whether requests may pass.
 pub const EGRESS_CONTROL: u16 = 0x20;
 /// ACS control: requests with translated addresses go straight to the peer.
 pub const DIRECT_TRANSLATED: u16 = 0x40;
-/// What makes p2pdma take a port for one that redirects.
+/// If any of these is set, p2pdma treats a port as redirecting.
 pub const REDIRECTS: u16 = REQUEST_REDIRECT | COMPLETION_REDIRECT | EGRESS_CONTROL;
 
-/// All of it, with the extended capabilities of PCI Express.
+/// The size of the whole space, including extended capabilities.
 const WHOLE: usize = 4096;
-/// What those who are not root can read.
+/// The part that users other than root can read.
 const HEADER: usize = 64;
 
 const PCI_EXPRESS: u8 = 0x10;
@@ -25,25 +25,25 @@ const RESIZABLE_BAR: u16 = 0x15;
 const VENDOR_SPECIFIC: u8 = 0x09;
 const VPD: u8 = 0x03;
 
-/// What kind of port a device is, by its PCI Express capability.
+/// The kind of a port, from its PCI Express capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// Of the root complex.
+    /// A port of the root complex.
     Root,
-    /// A switch's, towards the root complex.
+    /// A switch port towards the root complex.
     Upstream,
-    /// A switch's, towards devices.
+    /// A switch port towards devices.
     Downstream,
     /// Anything else.
     Other,
 }
 
-/// What a device's ACS control register says.
+/// The state of a device's ACS control register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acs {
-    /// Its value; 0 where the device has no ACS.
+    /// Its value. 0 if the device has no ACS.
     Control(u16),
-    /// It cannot be read by this user.
+    /// This user cannot read it.
     Unreadable,
 }
 
@@ -52,7 +52,7 @@ pub enum Acs {
 pub struct Config(Vec<u8>);
 
 impl Config {
-    /// From as many bytes as could be read.
+    /// Takes the bytes that could be read.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
@@ -76,7 +76,7 @@ impl Config {
         self.0.len() > HEADER
     }
 
-    /// Capabilities: where each is and its ID. Ends where a chain bites its tail.
+    /// The offset and ID of each capability. Limited, in case the chain is a loop.
     fn capabilities(&self) -> impl Iterator<Item = (usize, u8)> {
         let first = self.byte(0x34).map(usize::from);
         std::iter::successors(first, |at| Some(self.byte(at + 1)?.into()))
@@ -86,7 +86,7 @@ impl Config {
             .filter_map(|at| Some((at, self.byte(at)?)))
     }
 
-    /// The same of the extended ones.
+    /// The same for extended capabilities.
     fn extended(&self) -> impl Iterator<Item = (usize, u16)> {
         let heads = std::iter::successors(Some(0x100), |at| {
             Some(usize::from(self.word(at + 2)? >> 4) & !3)
@@ -107,8 +107,7 @@ impl Config {
         Some(self.extended().find(|(_, other)| *other == id)?.0)
     }
 
-    /// What kind of port it is; nothing if that cannot be read, or if the device is none
-    /// of PCI Express.
+    /// The kind of port. `None` if it cannot be read, or if the device is not PCI Express.
     pub fn port(&self) -> Option<Port> {
         let flags = self.word(self.express()? + 2)?;
         Some(match flags >> 4 & 0xf {
@@ -119,13 +118,13 @@ impl Config {
         })
     }
 
-    /// Whether requests may have relaxed ordering.
+    /// Whether requests may use relaxed ordering.
     pub fn relaxed_ordering(&self) -> bool {
         let control = self.express().and_then(|at| self.word(at + 8));
         control.is_some_and(|control| control & 0x10 != 0)
     }
 
-    /// What ACS does.
+    /// The state of ACS.
     pub fn acs(&self) -> Acs {
         if !self.is_readable() {
             return Acs::Unreadable;
@@ -140,7 +139,7 @@ impl Config {
         control.is_some_and(|control| control & 0x8000 != 0)
     }
 
-    /// Sizes that a BAR can have by its Resizable BAR capability: bit n is 2^n MiB.
+    /// The sizes that the Resizable BAR capability allows for a BAR: bit n is 2^n MiB.
     pub fn sizes(&self, bar: usize) -> Option<u64> {
         let at = self.find(RESIZABLE_BAR)?;
         let count = usize::try_from(self.long(at + 8)? >> 5 & 7).ok()?;
@@ -153,8 +152,8 @@ impl Config {
         })
     }
 
-    /// What may be shown to others: headers of capabilities, and the registers that are
-    /// looked at here. Left out are serial numbers, and what is the vendor's own.
+    /// The parts that may be published: headers of capabilities, and the registers that
+    /// the doctor uses. Serial numbers and vendor-specific data are left out.
     pub fn without_secrets(&self) -> (usize, BTreeMap<String, String>) {
         let mut keep = vec![false; self.0.len()];
         let mut show = |at: usize, count: usize| {
@@ -194,7 +193,7 @@ impl Config {
     }
 }
 
-/// Lines of 16 bytes, without those that are all 0.
+/// Lines of 16 bytes. Lines with only zeros are left out.
 fn pack(bytes: &[u8]) -> BTreeMap<String, String> {
     bytes
         .chunks(16)
@@ -207,7 +206,7 @@ fn pack(bytes: &[u8]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// What [`pack`] has packed. What is no number is left out, as is what is too far.
+/// Reverses [`pack`]. Ignores invalid numbers and offsets that are too large.
 pub fn unpack(size: usize, lines: &BTreeMap<String, String>) -> Vec<u8> {
     let mut bytes = vec![0; size.min(WHOLE)];
     for (at, line) in lines {
@@ -232,7 +231,7 @@ mod tests {
     fn serial_numbers_are_not_shown() {
         let mut bytes = vec![0; WHOLE];
         bytes[0x34] = 0x40;
-        // A vendor's own capability, then PCI Express.
+        // A vendor-specific capability, then PCI Express.
         bytes[0x40..0x48].copy_from_slice(&[0x09, 0x50, 8, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa]);
         bytes[0x50..0x54].copy_from_slice(&[0x10, 0x00, 0x62, 0x01]);
         // Device Serial Number, then ACS.
@@ -265,7 +264,7 @@ mod tests {
     fn sizes_of_a_bar_that_can_be_resized() {
         let mut bytes = vec![0; WHOLE];
         bytes[0x100..0x104].copy_from_slice(&0x0001_0015_u32.to_le_bytes());
-        // 256 MiB to 16 GiB; one BAR, which is BAR 1.
+        // 256 MiB to 16 GiB, for one BAR, which is BAR 1.
         bytes[0x104..0x108].copy_from_slice(&0x0007_f000_u32.to_le_bytes());
         bytes[0x108..0x10c].copy_from_slice(&0x0000_0821_u32.to_le_bytes());
         let config = Config::new(bytes);

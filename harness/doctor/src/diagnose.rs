@@ -1,4 +1,4 @@
-//! Looks at every pair of devices and says what stands in its way.
+//! Examines every pair of devices and reports the obstacles.
 
 use crate::capture;
 use crate::host::{Bar, Device, Host};
@@ -14,7 +14,7 @@ use crate::words;
 mod in_place;
 mod path;
 
-/// Two devices, while they are looked at.
+/// A pair of devices under examination.
 struct Pair<'a> {
     number: usize,
     kind: PairKind,
@@ -23,7 +23,7 @@ struct Pair<'a> {
     route: Route,
 }
 
-/// Says everything about a host.
+/// Makes the whole report about a host.
 pub fn diagnose(host: &Host, known: &Known) -> Report {
     let of_role = |role| -> Vec<&Device> {
         let all = host.devices.values();
@@ -46,10 +46,10 @@ pub fn diagnose(host: &Host, known: &Known) -> Report {
         .iter()
         .map(|pair| format!("{} {}", pair.provider.address, pair.client.address))
         .collect();
-    let (obstacles, of_pairs) = obstacles.told(&names);
+    let (obstacles, of_pairs) = obstacles.ranked(&names);
     let told = pairs.iter().zip(of_pairs).map(|(pair, ids)| {
         let effects = ids.iter().map(|id| obstacles[id - 1].effect);
-        told(host, pair, &effects.collect::<Vec<_>>(), &ids)
+        pair_report(host, pair, &effects.collect::<Vec<_>>(), &ids)
     });
     let pairs = told.collect();
     let kinds = [
@@ -111,7 +111,7 @@ fn pairs<'a>(
     pairs
 }
 
-fn told(
+fn pair_report(
     host: &Host,
     pair: &Pair<'_>,
     effects: &[crate::report::Effect],
@@ -128,7 +128,7 @@ fn told(
     let in_place = if effects.contains(&Effect::BlocksInPlace) {
         Works::No
     } else if works == Works::Yes && host.picture.read(capture::OPTIONS).is_none() {
-        // The policy is there, so the kernel has what it needs; RDMA may not.
+        // The policy exists, so the kernel has what the series needs. RDMA support is unknown.
         Works::Unknown
     } else {
         works
@@ -148,7 +148,8 @@ fn told(
     }
 }
 
-/// The BAR that shows a device's memory: its driver's, or else the largest.
+/// The BAR for a device's memory: the one that known.toml names for its driver, or else
+/// the largest.
 fn memory_bar(known: &Known, device: &Device) -> Option<(usize, Bar)> {
     let driver = device.driver.as_deref().and_then(|name| known.driver(name));
     if let Some(number) = driver.and_then(|driver| driver.bar) {
@@ -203,7 +204,7 @@ fn host_told(host: &Host, known: &Known) -> HostReport {
     }
 }
 
-/// The policy; nothing if the kernel has not the series.
+/// The policy. `None` if the kernel does not have the series.
 fn policy(host: &Host) -> Option<&str> {
     let text = host.picture.read(capture::POLICY)?;
     let (_, rest) = text.split_once('[')?;

@@ -1,27 +1,27 @@
-//! Why peers get no page of a GPU's memory by a driver that could give them some. Of the
-//! drivers that never do, known.toml says why.
+//! Why a driver that supports it does not give peers pages of a GPU's memory. For drivers
+//! without that support, known.toml has the reason.
 
 use crate::capture;
 use crate::host::{Device, Gc, Host};
 use crate::known::{Driver, Known};
 use crate::report::Code;
 
-/// What is in the way, and what to do.
+/// An obstacle, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Its kind.
     pub code: Code,
-    /// Why; of an option of the kernel, its name.
+    /// The reason. For a kernel option, its name.
     pub why: String,
     /// What to do.
     pub next: String,
 }
 
-/// What amdgpu can give peers pages of.
+/// The GPUs whose pages amdgpu can give to peers.
 const COHERENT: &str = "a GPU with GC 9.0.1 to 9.4.2 (Vega, MI100, MI200), 10 or 11 (RDNA 1 to 3) \
                         that is not part of a CPU";
 
-/// All that is in the way, by the rules of its driver.
+/// All obstacles, by the rules of the GPU's driver.
 pub fn refusals(host: &Host, known: &Known, driver: &Driver, gpu: &Device) -> Vec<Refusal> {
     let has_series = host.picture.read(capture::POLICY).is_some();
     let off = driver
@@ -47,7 +47,7 @@ pub fn refusals(host: &Host, known: &Known, driver: &Driver, gpu: &Device) -> Ve
         });
     }
     if driver.name == "amdgpu" {
-        // Without the option, it is plain why it has none.
+        // Without the option, the missing memory needs no further reason.
         let has_memory = host
             .has_device_memory(gpu)
             .filter(|has| *has || all.is_empty());
@@ -56,7 +56,7 @@ pub fn refusals(host: &Host, known: &Known, driver: &Driver, gpu: &Device) -> Ve
     all
 }
 
-/// Rules of svm_migrate_register_p2p() and kgd2kfd_init_zone_device().
+/// The rules of svm_migrate_register_p2p() and kgd2kfd_init_zone_device().
 fn amdgpu(host: &Host, known: &Known, gpu: &Device, has_memory: Option<bool>) -> Option<Refusal> {
     let generation = |why: String, next: &str| {
         Some(Refusal {
@@ -65,7 +65,7 @@ fn amdgpu(host: &Host, known: &Known, gpu: &Device, has_memory: Option<bool>) ->
             next: next.to_owned(),
         })
     };
-    // A guest reaches even this one's memory through a BAR.
+    // A guest reaches even an APU's memory through a BAR.
     if known.is_apu(gpu.gc, gpu.device) && !host.cpu.is_virtual {
         let why = "an APU, whose memory is the host's and behind no BAR";
         return generation(why.to_owned(), COHERENT);
@@ -92,7 +92,7 @@ fn amdgpu(host: &Host, known: &Known, gpu: &Device, has_memory: Option<bool>) ->
             ),
         };
     }
-    // Without the option, amdgpu does not look at it there.
+    // Without the option, amdgpu ignores the parameter here.
     let is_off = host.picture.read(capture::AMDGPU_P2P) == Some("N")
         && host.option("CONFIG_HSA_AMD_P2P") != Some(false);
     is_off.then(|| Refusal {

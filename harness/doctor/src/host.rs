@@ -1,5 +1,4 @@
-//! A host as its picture shows it: devices, the bridges above them, the CPU and the
-//! kernel.
+//! A host, built from its picture: devices, the bridges above them, the CPU and the kernel.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +18,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Bytes; 0 if it has no place.
+    /// Its size in bytes. 0 if it has no address.
     pub fn size(self) -> u64 {
         match self.last.checked_sub(self.first) {
             Some(less) if less > 0 => less.saturating_add(1),
@@ -31,7 +30,7 @@ impl Bar {
 /// A PCI device.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// Where it is.
+    /// Its PCI address.
     pub address: Address,
     /// Base class, subclass, interface.
     pub class: u32,
@@ -43,27 +42,27 @@ pub struct Device {
     pub driver: Option<String>,
     /// `identity`, `DMA`, ... if the device is behind an IOMMU.
     pub iommu: Option<String>,
-    /// The socket, if there are some.
+    /// The socket, if the host has several.
     pub node: Option<i32>,
-    /// How many bits of an address it can put out, as its driver has set it.
+    /// The number of address bits that it can drive, as its driver has set it.
     pub mask: Option<u32>,
-    /// The function of which this is a virtual one.
+    /// The physical function, if this is a virtual function.
     pub physical: Option<Address>,
     /// Its configuration space.
     pub config: Config,
     /// Its BARs.
     pub bars: [Bar; 6],
-    /// Of bridges above it, the host bridge's one first; then the device itself.
+    /// The bridges above it, starting below the host bridge, and then the device itself.
     pub path: Vec<Address>,
     /// The host bridge's name in sysfs.
     pub root: String,
     /// Names of its RDMA devices.
     pub verbs: Vec<String>,
-    /// The size of the GPU's memory, where sysfs has it.
+    /// The size of the GPU's memory, if sysfs has it.
     pub memory: Option<u64>,
     /// The graphics core of an AMD GPU.
     pub gc: Option<Gc>,
-    /// Sizes that each BAR can have: bit n is 2^n MiB.
+    /// The possible sizes of each BAR: bit n is 2^n MiB.
     sizes: [Option<u64>; 6],
     /// Memory of a disk that peers may use.
     pub published: bool,
@@ -76,27 +75,27 @@ pub struct Device {
 pub struct Cpu {
     /// `GenuineIntel`, ...
     pub vendor: String,
-    /// Its family, where it has one.
+    /// Its family, if it has one.
     pub family: Option<u32>,
-    /// It says that it is one of a virtual machine.
+    /// It reports that it is in a virtual machine.
     pub is_virtual: bool,
-    /// Something is known about it.
+    /// Its data could be read.
     pub is_known: bool,
 }
 
 /// A host.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// What was read of it.
+    /// Everything that was read from it.
     pub picture: Picture,
-    /// Its PCI devices, as far as they matter.
+    /// Its relevant PCI devices.
     pub devices: BTreeMap<Address, Device>,
     /// Its CPU.
     pub cpu: Cpu,
 }
 
 impl Host {
-    /// Makes sense of a picture. What makes none is left out.
+    /// Parses a picture. Ignores what it cannot parse.
     pub fn new(picture: Picture) -> Self {
         let names = picture.list(capture::DEVICES);
         let devices: BTreeMap<_, _> = names
@@ -115,21 +114,21 @@ impl Host {
         self.picture.read(capture::RELEASE).unwrap_or("unknown")
     }
 
-    /// Whether an option of the kernel is on; nothing if that cannot be read.
+    /// Whether a kernel option is on. `None` if the configuration cannot be read.
     pub fn option(&self, name: &str) -> Option<bool> {
         let text = self.picture.read(capture::OPTIONS)?;
         let mut values = text.lines().filter_map(|line| line.split_once('='));
         Some(values.any(|(option, value)| option == name && matches!(value.trim(), "y" | "m")))
     }
 
-    /// Whether a GPU's driver has registered device private memory for it; nothing if that
+    /// Whether a GPU's driver has registered device private memory for it. `None` if that
     /// cannot be read.
     pub fn has_device_memory(&self, gpu: &Device) -> Option<bool> {
         let mut owners = self.picture.read(capture::MEMORY)?.lines();
         Some(owners.any(|owner| owner == gpu.address.to_string()))
     }
 
-    /// What a device is for, if it is an end of a path.
+    /// The role of a device that can be an end of a path.
     pub fn role(&self, known: &Known, device: &Device) -> Option<Role> {
         let driver = device.driver.as_deref().and_then(|name| known.driver(name));
         match driver.map(|driver| driver.role) {
@@ -138,24 +137,24 @@ impl Host {
             _ => {}
         }
         match device.class >> 8 {
-            // Not the display of a server's management controller: ASPEED, Matrox.
+            // Excludes the displays of server management controllers: ASPEED, Matrox.
             0x0300..=0x03ff if !matches!(device.vendor, 0x1a03 | 0x102b) => Some(Role::Gpu),
             0x1200 => Some(Role::Gpu),
             0x0108 => Some(Role::Nvme),
             0x0207 => Some(Role::Nic),
-            // A ConnectX that nobody drives.
+            // A ConnectX without a driver.
             0x0200 if device.vendor == 0x15b3 => Some(Role::Nic),
             _ => None,
         }
     }
 
-    /// What p2pdma takes for the host bridge: device 00.0, or a root port that is the first
-    /// on the bus.
+    /// The device that p2pdma treats as the host bridge: device 00.0, or a root port that
+    /// is the first device on the bus.
     pub fn host_bridge(&self, root: &str) -> Option<&Device> {
         let mut below = self.devices.values();
         let first = below.find(|device| device.root == root && device.path.len() == 1)?;
         let is_port = first.config.port().map_or_else(
-            // The header, which everybody can read, has no more than that.
+            // Without root, only the header can be read, and it does not have the port type.
             || !first.config.is_readable() && first.is_bridge(),
             |port| port == Port::Root,
         );
@@ -236,12 +235,12 @@ impl Device {
         self.class >> 8 == 0x0604
     }
 
-    /// The bridge above it; a host bridge is none.
+    /// The bridge above it. A host bridge does not count.
     pub fn above(&self) -> Option<Address> {
         self.path.iter().rev().nth(1).copied()
     }
 
-    /// The largest size that the device lets a BAR have, if it can be resized.
+    /// The largest size that the device allows for a BAR, if it can be resized.
     pub fn largest_bar(&self, number: usize) -> Option<u64> {
         let most = (*self.sizes.get(number)?)?.checked_ilog2()?;
         1_u64.checked_shl(most.checked_add(20)?)
@@ -268,19 +267,19 @@ impl Cpu {
             vendor: value("vendor_id").unwrap_or_default().to_owned(),
             family: value("cpu family").and_then(|family| family.parse().ok()),
             is_virtual: value("flags").is_some_and(|flags| flags.contains("hypervisor")),
-            // One that has no vendor is none of AMD's.
+            // A CPU without a vendor is not from AMD.
             is_known: file.is_some(),
         }
     }
 
-    /// Any AMD CPU from Zen on forwards between host bridges: `cpu_supports_p2pdma()`.
+    /// AMD CPUs forward between host bridges since Zen: `cpu_supports_p2pdma()`.
     pub fn forwards(&self) -> bool {
         self.vendor == "AuthenticAMD" && self.family.is_some_and(|family| family >= 0x17)
     }
 }
 
-/// The host bridge and the devices of a path in sysfs. A bridge of VMD has a host bridge
-/// of its own below it, which is the one that counts.
+/// The host bridge and the devices of a sysfs path. A VMD bridge has its own host bridge
+/// below it. That one counts.
 fn place(path: &str) -> Option<(String, Vec<Address>)> {
     let parts: Vec<_> = path.split('/').collect();
     let at = parts
@@ -288,7 +287,7 @@ fn place(path: &str) -> Option<(String, Vec<Address>)> {
         .rposition(|part| capture::is_host_bridge(part))?;
     let devices = parts[at + 1..].iter();
     let path: Vec<_> = devices.filter_map(|part| Address::parse(part)).collect();
-    // There are no more buses than that.
+    // A domain has at most 256 buses.
     if path.len() > 256 {
         return None;
     }
@@ -306,7 +305,7 @@ fn bars(text: &str) -> [Bar; 6] {
     bars
 }
 
-/// A number, hexadecimal if it says so.
+/// A number. With the prefix 0x, it is hexadecimal.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),

@@ -1,4 +1,4 @@
-//! What is known about hardware and drivers without asking them: known.toml.
+//! Facts about hardware and drivers that cannot be read from a host: known.toml.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ pub struct Known {
     /// RDMA drivers that can register a dma-buf.
     pub dmabuf: Vec<String>,
     generation: Vec<Generation>,
-    /// AMD's GPUs that are part of a CPU.
+    /// AMD GPUs that are part of a CPU.
     pub apu: Apu,
     /// Host bridges that forward.
     pub list: List,
@@ -20,7 +20,7 @@ pub struct Known {
     pub driver: Vec<Driver>,
 }
 
-/// GPUs that are alike to a driver.
+/// GPUs that a driver treats in the same way.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Generation {
@@ -28,20 +28,20 @@ pub struct Generation {
     ids: Vec<(u16, u16)>,
     /// For people.
     pub name: String,
-    /// Why peers get no page of its memory.
+    /// Why peers cannot access pages of its memory.
     pub not: Option<String>,
     /// What to do instead.
     #[serde(default)]
     pub next: String,
 }
 
-/// AMD's GPUs that are part of a CPU.
+/// AMD GPUs that are part of a CPU.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Apu {
-    /// Versions of their graphics core.
+    /// The versions of their graphics cores.
     pub gc: Vec<String>,
-    /// PCI device IDs of those that need not tell it.
+    /// The PCI device IDs of GPUs that may not report their version.
     pub ids: Vec<u16>,
 }
 
@@ -49,7 +49,7 @@ pub struct Apu {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct List {
-    /// The kernel that has it.
+    /// The version of the kernel with this list.
     pub kernel: String,
     bridge: Vec<Bridge>,
 }
@@ -62,14 +62,14 @@ struct Bridge {
     same: bool,
 }
 
-/// What the kernel's list says of a host bridge.
+/// Whether a host bridge forwards, by the kernel's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwards {
-    /// Nothing.
+    /// It is not on the list.
     No,
-    /// Between its own devices.
+    /// Only between devices below it.
     Within,
-    /// To other host bridges, too.
+    /// Also to other host bridges.
     Everywhere,
 }
 
@@ -79,46 +79,46 @@ pub enum Forwards {
 pub struct Driver {
     /// Its name.
     pub name: String,
-    /// What its devices are.
+    /// The role of its devices.
     pub role: Role,
-    /// The BAR that shows the GPU's memory.
+    /// The BAR for the GPU's memory.
     pub bar: Option<usize>,
     /// The option that device private memory depends on.
     pub option: Option<String>,
-    /// The option of the series that it needs besides.
+    /// The option of the series that it also needs.
     pub series: Option<String>,
     /// How pages get into the BAR.
     pub pages: Option<Pages>,
-    /// Why pages are not reached in place.
+    /// Why pages are not accessed in place.
     pub not: Option<String>,
     /// What to do instead.
     #[serde(default)]
     pub next: String,
 }
 
-/// How pages of programs in a GPU's memory get into its BAR.
+/// How a program's pages in GPU memory become reachable through the BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pages {
-    /// The BAR shows the first part of the memory, and they get the last that is free.
+    /// The BAR maps the first part of the memory. Pages get free memory from the end.
     TopDown,
-    /// Windows in one half of the BAR move to where they are.
+    /// Windows in one half of the BAR move to the pages.
     Windows,
 }
 
 impl Pages {
-    /// What comes of a BAR that is smaller than the memory.
+    /// The effect of a BAR that is smaller than the memory.
     pub const TOP_DOWN: &str =
         "pages of SVM get memory from its end, so nearly all of them are outside of the BAR";
 
-    /// What can be reached at a time through windows.
+    /// How much the windows reach at a time.
     pub fn windows(bar: u64) -> String {
         let at_a_time = size(bar / 2);
         format!("windows in half of it move to the pages that are reached, {at_a_time} at a time")
     }
 }
 
-/// What a driver's devices are.
+/// The role of a driver's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -128,7 +128,7 @@ pub enum Role {
     Nic,
     /// Disks.
     Nvme,
-    /// Its class tells.
+    /// The device's class decides.
     Any,
 }
 
@@ -138,12 +138,12 @@ impl Known {
         toml::from_str(include_str!("../data/known.toml")).context("known.toml")
     }
 
-    /// The driver of that name.
+    /// The driver with that name.
     pub fn driver(&self, name: &str) -> Option<&Driver> {
         self.driver.iter().find(|driver| driver.name == name)
     }
 
-    /// Names of the GPU drivers with which pages are reached in place.
+    /// The names of the GPU drivers that support in-place access.
     pub fn drivers(&self) -> String {
         let all = self.driver.iter();
         let names: Vec<_> = all
@@ -153,13 +153,13 @@ impl Known {
         names.join(", ")
     }
 
-    /// Whether a driver's device private memory depends on this option of the kernel.
+    /// Whether a driver needs this kernel option for device private memory.
     pub fn is_option(&self, name: &str) -> bool {
         let options = |driver: &Driver| driver.options(true).any(|option| option == name);
         self.driver.iter().any(options)
     }
 
-    /// What a GPU is to its driver; the first range that holds its ID.
+    /// A driver's entry for a GPU: the first range that contains its ID.
     pub fn generation(&self, driver: &str, device: u16) -> Option<&Generation> {
         let mut all = self.generation.iter().filter(|g| g.driver == driver);
         all.find(|g| {
@@ -179,7 +179,7 @@ impl Known {
 }
 
 impl Driver {
-    /// Options that device private memory depends on, in a kernel with the series or without.
+    /// The kernel options for device private memory, with or without the series.
     pub fn options(&self, has_series: bool) -> impl Iterator<Item = &str> {
         let series = self.series.iter().filter(move |_| has_series);
         self.option.iter().chain(series).map(String::as_str)
@@ -187,7 +187,8 @@ impl Driver {
 }
 
 impl List {
-    /// Every entry: vendor, device or all of them, whether only within one host bridge.
+    /// Every entry: vendor, device (or `None` for all), and whether only within one host
+    /// bridge.
     pub fn entries(&self) -> impl Iterator<Item = (u16, Option<u16>, bool)> {
         self.bridge.iter().flat_map(|bridge| {
             let devices = match &bridge.device {
@@ -200,7 +201,7 @@ impl List {
         })
     }
 
-    /// What it says of a host bridge; the first entry counts.
+    /// Whether a host bridge forwards. The first matching entry counts.
     pub fn forwards(&self, vendor: u16, device: u16) -> Forwards {
         let mut entries = self.entries();
         match entries.find(|(v, d, _)| *v == vendor && d.is_none_or(|d| d == device)) {

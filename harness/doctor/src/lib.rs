@@ -1,12 +1,12 @@
-//! Says why peer-to-peer DMA is off between the devices of a host.
+//! Reports why peer-to-peer DMA is off between the devices of a host.
 //!
-//! [`capture`] takes a [`picture`], the one thing that anything is said from; [`host`] makes
-//! devices and bridges of it, reading [`config`] spaces; [`rules`] are the kernel's, with its
-//! list of host bridges in [`known`]; [`gpu`] and [`mlx5`] are those of drivers; [`diagnose`]
-//! goes through the pairs and makes a [`report`], which is `--json`; [`text`] is the same for
-//! people.
+//! [`capture`] takes a [`picture`], the only source of the report. [`host`] builds devices
+//! and bridges from it and parses [`config`] spaces. [`rules`] implements the kernel's
+//! rules, with its list of host bridges in [`known`]. [`gpu`] and [`mlx5`] implement the
+//! rules of drivers. [`diagnose`] examines the pairs and makes a [`report`], which is
+//! `--json`. [`text`] prints the same for people.
 
-// Not of unit tests: those in tests/ use more.
+// Not in unit tests, because the tests in tests/ use more crates.
 #![cfg_attr(not(test), warn(unused_crate_dependencies))]
 
 pub mod address;

@@ -1,4 +1,4 @@
-//! `p2p-doctor`: says why peer-to-peer DMA is off between the devices of this host.
+//! `p2p-doctor`: reports why peer-to-peer DMA is off between the devices of this host.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,7 @@
-//! In which memory mlx5 uses pages of peers: the rules of
-//! drivers/infiniband/hw/mlx5/odp_p2p.h, by what ACS does at the switch ports above the NIC,
-//! which pci_p2pdma_path_acs() collects. The GPU's ports are not looked at there.
+//! Whether mlx5 uses pages of peers, for memory with and without relaxed ordering.
+//! Implements the rules of drivers/infiniband/hw/mlx5/odp_p2p.h. They depend on ACS at the
+//! switch ports above the NIC, which pci_p2pdma_path_acs() collects, but not on the ports
+//! above the GPU.
 
 use crate::config::{
     Acs, COMPLETION_REDIRECT, DIRECT_TRANSLATED, EGRESS_CONTROL, Port, REDIRECTS, REQUEST_REDIRECT,
@@ -9,19 +10,19 @@ use crate::host::{Device, Host};
 use crate::obstacle::bits;
 use crate::report::Effect;
 
-/// How mlx5 takes reads of peers to fare.
+/// Whether mlx5 expects reads from peers to work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reads {
-    /// What it goes by.
+    /// The reason.
     pub why: String,
-    /// Pages of peers are used in memory that is registered with relaxed ordering.
+    /// mlx5 uses pages of peers in memory that is registered with relaxed ordering.
     pub relaxed: bool,
-    /// They are used in memory that is registered without.
+    /// mlx5 uses them in memory that is registered without relaxed ordering.
     pub strict: bool,
     path: Path,
 }
 
-/// ACS controls that are on at one port or more, and at every one.
+/// The ACS controls that are on at any port, and at all ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Path {
     is_known: bool,
@@ -30,7 +31,7 @@ struct Path {
 }
 
 impl Path {
-    /// What is assumed if nothing is known.
+    /// The kernel's assumption if it can see no switch.
     const HIDDEN: Self = Self {
         is_known: false,
         any: REQUEST_REDIRECT | COMPLETION_REDIRECT | DIRECT_TRANSLATED,
@@ -66,9 +67,9 @@ impl Reads {
         self.strict && !self.relaxed
     }
 
-    /// What mlx5 makes of a path that is there, if it does not use all of it, and what to do.
+    /// The limit of mlx5 on an existing path, if there is one, and what to do.
     pub fn limit(&self) -> Option<(Effect, &'static str, &'static str)> {
-        // For one port alone this would be wrong: the kernel takes all for set alike.
+        // The advice names all ports, because the kernel requires that all are set alike.
         let alike = "have all switch ports above NIC and GPU redirect both requests and \
                      completions, or neither: pci=config_acs= or pci=disable_acs_redir= on the \
                      kernel's command line";
@@ -102,7 +103,7 @@ impl Reads {
     }
 }
 
-/// How reads by a NIC fare; nothing if nothing is in their way, or if that cannot be read.
+/// Whether a NIC's reads work. `None` if nothing affects them, or if that cannot be read.
 pub fn reads(host: &Host, nic: &Device) -> Option<Reads> {
     let mut ports = Vec::new();
     for address in nic.path.iter().rev().skip(1) {
@@ -143,15 +144,15 @@ pub fn reads(host: &Host, nic: &Device) -> Option<Reads> {
     };
     Some(Reads {
         why,
-        // A guest's setting counts for nothing where it sees no switch.
+        // If a guest sees no switch, the NIC's setting in the guest does not matter.
         relaxed: works(!path.is_known || relaxed_reads(host, nic)),
         strict: works(false),
         path,
     })
 }
 
-/// Whether reads can have relaxed ordering. The NIC must also be capable, which
-/// nothing tells. A virtual function has no setting of its own.
+/// Whether reads can use relaxed ordering. The NIC must also support it, which cannot be
+/// read from the host. A virtual function uses the setting of its physical function.
 fn relaxed_reads(host: &Host, nic: &Device) -> bool {
     let physical = nic.physical.and_then(|address| host.devices.get(&address));
     physical.unwrap_or(nic).config.relaxed_ordering()

@@ -1,4 +1,4 @@
-//! Collects what stands in the way: the same thing in the way of many pairs is told once.
+//! Collects obstacles. An obstacle of many pairs is reported once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use crate::host::Address;
 use crate::report::{Code, Effect, Obstacle};
 use crate::rules::Route;
 
-/// In place of a pair's number, of what stands in the way of a device without a peer.
+/// Replaces a pair's number for an obstacle of a device without a peer.
 pub const NO_PAIR: usize = usize::MAX;
 
 /// The sentence for an obstacle.
@@ -54,7 +54,7 @@ fn what(code: Code) -> &'static str {
     }
 }
 
-/// Bits of ACS control, as the specification calls them.
+/// The names of ACS control bits in the PCIe specification.
 pub fn bits(control: u16) -> String {
     let names = [
         (REQUEST_REDIRECT, "requests"),
@@ -65,7 +65,7 @@ pub fn bits(control: u16) -> String {
     set.map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
 }
 
-/// The kernel parameter that stops redirection, as the kernel's log has it.
+/// The kernel parameter that stops redirection, in the form of the kernel's log.
 pub fn parameter(route: &Route) -> Option<String> {
     let ports: Vec<_> = route.redirects.iter().map(|(at, _)| *at).collect();
     disable(&ports)
@@ -83,14 +83,14 @@ struct Group {
     pairs: BTreeSet<usize>,
 }
 
-/// What was found so far.
+/// The obstacles found so far.
 #[derive(Default)]
 pub struct Obstacles {
     groups: BTreeMap<(Effect, Code, String), Group>,
 }
 
 impl Obstacles {
-    /// Something in the way of a pair.
+    /// Adds an obstacle of a pair.
     pub fn add(&mut self, pair: usize, code: Code, effect: Effect, at: &str, next: &str) {
         let key = (effect, code, next.to_owned());
         let group = self.groups.entry(key).or_default();
@@ -100,7 +100,7 @@ impl Obstacles {
         }
     }
 
-    /// Ports that redirect.
+    /// Adds the ports that redirect.
     pub fn add_redirects(&mut self, pair: usize, effect: Effect, route: &Route, next: &str) {
         for (port, control) in &route.redirects {
             let at = format!("{port} ({})", bits(*control));
@@ -114,9 +114,9 @@ impl Obstacles {
         }
     }
 
-    /// All of them, first what helps most, for pairs of these names; and which of them
-    /// stand in the way of each pair.
-    pub fn told(self, names: &[String]) -> (Vec<Obstacle>, Vec<Vec<usize>>) {
+    /// All obstacles for pairs with these names, the most important first. Also returns
+    /// the obstacles of each pair.
+    pub fn ranked(self, names: &[String]) -> (Vec<Obstacle>, Vec<Vec<usize>>) {
         let mut groups: Vec<_> = self.groups.into_iter().collect();
         groups.sort_by_key(|((effect, code, _), group)| {
             (*effect, std::cmp::Reverse(group.pairs.len()), *code)

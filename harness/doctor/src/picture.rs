@@ -1,6 +1,6 @@
-//! A picture of a host: what the doctor reads of it, and nothing else. Everything that
-//! is said about a host is said from its picture, so a picture that was written to a file
-//! and read on another machine leads to the same words.
+//! A picture of a host: everything that the doctor reads from it. The report depends only
+//! on the picture, so a picture that was saved to a file gives the same report on another
+//! machine.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,48 +10,48 @@ use serde::{Deserialize, Serialize};
 
 use crate::config;
 
-/// What the files say that they are.
+/// The schema name in the files.
 const SCHEMA: &str = "p2p-doctor-host";
 const VERSION: u32 = 1;
 
-/// The larger ones are no pictures.
+/// Larger files are not pictures.
 pub const LARGEST: u64 = 64 << 20;
 
-/// What was read of a host.
+/// Everything that was read from a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Picture {
     schema: String,
     version: u32,
-    /// How many entries there are: a file that was cut off has fewer.
+    /// The number of entries. A file that was cut off has fewer.
     entries: Option<usize>,
-    /// Folders, and what is in them.
+    /// Folders and their entries.
     #[serde(rename = "in", default)]
     pub folders: BTreeMap<String, BTreeMap<String, Entry>>,
 }
 
-/// What is in a folder.
+/// An entry in a folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Entry {
-    /// A file's text, without space around it.
+    /// A file's text, without surrounding white space.
     Text(String),
-    /// A link, and the path that it leads to.
+    /// A link with its target.
     Link {
         /// Absolute, without links in it.
         link: String,
     },
     /// A device's configuration space.
     Config {
-        /// How much could be read: who is not root gets 64 bytes.
+        /// The number of bytes that could be read. Users other than root get 64 bytes.
         size: usize,
-        /// Bytes that count, by the place of the first one, both in hexadecimal; others
-        /// are 0, or were left out.
+        /// The bytes by the offset of the first one, both in hexadecimal. All other bytes
+        /// are 0 or were left out.
         bytes: BTreeMap<String, String>,
     },
-    /// It is there and cannot be read.
+    /// It exists but cannot be read.
     Unreadable {
-        /// Why.
+        /// The reason.
         unreadable: String,
     },
 }
@@ -68,7 +68,7 @@ impl Default for Picture {
 }
 
 impl Picture {
-    /// Reads what [`Picture::dump`] wrote, or what somebody wrote by hand.
+    /// Parses a file of [`Picture::dump`], or one written by hand.
     pub fn parse(text: &str) -> Result<Self> {
         let mut picture: Self = toml::from_str(text).context(
             "this is not a dump of p2p-doctor, or it is damaged or was cut off: take a new one",
@@ -89,7 +89,7 @@ impl Picture {
         {
             bail!("the dump was cut off or changed: it has {there} of {entries} entries");
         }
-        // What is read here is printed on somebody's terminal.
+        // The text will be printed on a terminal, so control characters are removed.
         for (name, folder) in std::mem::take(&mut picture.folders) {
             let clean = folder
                 .into_iter()
@@ -131,7 +131,7 @@ impl Picture {
         }
     }
 
-    /// Where a link leads.
+    /// The target of a link.
     pub fn link(&self, path: &str) -> Option<&str> {
         match self.get(path)? {
             Entry::Link { link } => Some(link),
@@ -139,12 +139,12 @@ impl Picture {
         }
     }
 
-    /// The last part of what a link leads to, e.g. a driver's name.
+    /// The last part of a link's target, e.g. a driver's name.
     pub fn leads_to(&self, path: &str) -> Option<&str> {
         self.link(path)?.rsplit('/').next()
     }
 
-    /// A device's configuration space: how much could be read, and the bytes.
+    /// The readable part of a device's configuration space.
     pub fn config(&self, path: &str) -> Option<Vec<u8>> {
         match self.get(path)? {
             Entry::Config { size, bytes } => Some(config::unpack(*size, bytes)),
@@ -152,7 +152,7 @@ impl Picture {
         }
     }
 
-    /// Why something that is there cannot be read.
+    /// Why an existing entry cannot be read.
     pub fn unreadable(&self, path: &str) -> Option<&str> {
         match self.get(path)? {
             Entry::Unreadable { unreadable } => Some(unreadable),
@@ -160,7 +160,7 @@ impl Picture {
         }
     }
 
-    /// The names in a folder, in the order of the alphabet.
+    /// The names in a folder, in alphabetical order.
     pub fn list(&self, folder: &str) -> impl Iterator<Item = &str> {
         let entries = self.folders.get(folder).into_iter().flatten();
         entries.map(|(name, _)| name.as_str())
@@ -180,7 +180,7 @@ impl Entry {
     }
 }
 
-/// Text without what a terminal would obey.
+/// Text without control characters.
 fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     for c in text.chars() {

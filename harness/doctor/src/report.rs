@@ -1,29 +1,29 @@
-//! What is said about a host, as data: the schema of `--json`. `version` goes up when a
-//! field changes its meaning or goes away; fields may be added.
+//! The report about a host, as data: the schema of `--json`. `version` increases when a
+//! field changes its meaning or is removed. New fields do not change it.
 
 use serde::Serialize;
 
 use crate::rules::Verdict;
 
-/// What `schema` says.
+/// The value of `schema`.
 pub const SCHEMA: &str = "p2p-doctor-report";
-/// What `version` says.
+/// The value of `version`.
 pub const VERSION: u32 = 1;
 
-/// Everything that is said about a host.
+/// The whole report about a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// `p2p-doctor-report`
     pub schema: &'static str,
-    /// Of the schema.
+    /// The version of the schema.
     pub version: u32,
     /// The host.
     pub host: HostReport,
-    /// Ends of paths.
+    /// Devices that can be ends of paths.
     pub devices: Vec<DeviceReport>,
-    /// Each pair of them that may have something to say to each other.
+    /// The pairs of devices that may exchange data.
     pub pairs: Vec<PairReport>,
-    /// What stands in the way; first what helps most if it is removed.
+    /// The obstacles. The most important one comes first.
     pub obstacles: Vec<Obstacle>,
 }
 
@@ -32,21 +32,21 @@ pub struct Report {
 pub struct HostReport {
     /// The kernel's release.
     pub kernel: String,
-    /// The kernel whose list of host bridges this program has.
+    /// The kernel version of this program's list of host bridges.
     pub bridges_of_kernel: String,
     /// CPU vendor and family.
     pub cpu: String,
-    /// The CPU says that it is one of a virtual machine.
+    /// The CPU reports that it is in a virtual machine.
     pub is_guest: bool,
-    /// IOMMUs, by their names in sysfs.
+    /// The names of IOMMUs in sysfs.
     pub iommus: Vec<String>,
     /// The series, if the kernel has it.
     pub series: Option<Series>,
-    /// Why something could not be read.
+    /// What could not be read, and why.
     pub unreadable: Vec<String>,
 }
 
-/// The series, at work.
+/// The state of the series.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Series {
     /// `auto`, `switch` or `never`.
@@ -55,14 +55,14 @@ pub struct Series {
     pub pages: Vec<Count>,
 }
 
-/// How many pages had a result.
+/// The number of pages with one result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Count {
-    /// The kernel's name for it.
+    /// The kernel's name for the result.
     pub result: String,
     /// How many.
     pub pages: u64,
-    /// What it means.
+    /// The meaning of the result.
     pub meaning: &'static str,
 }
 
@@ -71,7 +71,7 @@ pub struct Count {
 pub struct DeviceReport {
     /// PCI address.
     pub address: String,
-    /// What it is.
+    /// Its kind.
     pub kind: DeviceKind,
     /// Vendor and device ID.
     pub ids: String,
@@ -79,21 +79,22 @@ pub struct DeviceReport {
     pub driver: Option<String>,
     /// Its RDMA devices.
     pub verbs: Vec<String>,
-    /// Bridges above it, from the host bridge on.
+    /// The bridges above it, starting at the host bridge.
     pub below: Vec<String>,
-    /// Bytes of the BAR that shows the GPU's memory.
+    /// The size of the BAR for the GPU's memory, in bytes.
     pub bar: Option<u64>,
-    /// Bytes that it can be made.
+    /// The largest possible size of that BAR, in bytes.
     pub bar_can_be: Option<u64>,
-    /// Bytes of the GPU's memory.
+    /// The size of the GPU's memory, in bytes.
     pub memory: Option<u64>,
-    /// `identity`, `DMA`, `DMA-FQ`, ... behind an IOMMU.
+    /// The type of its IOMMU domain, e.g. `identity`, `DMA` or `DMA-FQ`, if it is behind
+    /// an IOMMU.
     pub iommu: Option<String>,
-    /// Bits of an address that it can put out.
+    /// The number of address bits that it can drive.
     pub dma_mask_bits: Option<u32>,
 }
 
-/// What a device is.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
@@ -123,11 +124,11 @@ pub enum PairKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Works {
-    /// Nothing that can be seen stands in the way.
+    /// No obstacle is visible.
     Yes,
-    /// Something does.
+    /// There is an obstacle.
     No,
-    /// It depends on what cannot be read.
+    /// It depends on something that cannot be read.
     Unknown,
 }
 
@@ -136,55 +137,55 @@ pub enum Works {
 pub struct PairReport {
     /// Their kinds.
     pub kind: PairKind,
-    /// Address of the one whose memory is reached.
+    /// The address of the device whose memory is accessed.
     pub provider: String,
-    /// Address of the one that reaches it.
+    /// The address of the device that accesses it.
     pub client: String,
-    /// What p2pdma finds, whether or not the kernel has it.
+    /// p2pdma's result, even if the kernel does not have p2pdma.
     pub verdict: Verdict,
-    /// What it may find, if that is unknown.
+    /// The possible results, if the result is unknown.
     pub possible: Vec<Verdict>,
-    /// Ports between them.
+    /// The number of ports between them.
     pub distance: usize,
-    /// The way, in words.
+    /// The path in words.
     pub path: String,
     /// Whether the path works with this kernel.
     pub works: Works,
-    /// Whether pages of the GPU's that are a process's memory are reached in place, with
-    /// this kernel; nothing where nobody does that.
+    /// Whether pages of a process in GPU memory are accessed in place with this kernel.
+    /// `None` for pairs without in-place access.
     pub in_place: Option<Works>,
     /// The kernel parameter that removes ACS redirection from the path.
     pub parameter: Option<String>,
-    /// What stands in the way, by its number in `obstacles`.
+    /// The numbers of its obstacles in `obstacles`.
     pub obstacles: Vec<usize>,
 }
 
-/// What an obstacle does.
+/// The effect of an obstacle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Effect {
-    /// There is no way.
+    /// There is no path.
     Blocks,
-    /// It cannot be said whether there is one.
+    /// It is unknown whether there is a path.
     Unknown,
-    /// Pages are not reached in place.
+    /// Pages are not accessed in place.
     BlocksInPlace,
     /// It works, but could be better.
     Limits,
-    /// It is worth knowing.
+    /// For information only.
     Note,
 }
 
-/// What stands in the way.
+/// An obstacle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Obstacle {
     /// Its number.
     pub id: usize,
     /// Its name, for programs.
     pub code: Code,
-    /// What it does.
+    /// Its effect.
     pub effect: Effect,
-    /// What it is.
+    /// A description.
     pub what: String,
     /// Where, with details.
     pub at: Vec<String>,
@@ -192,12 +193,12 @@ pub struct Obstacle {
     pub next: String,
     /// What to add to the kernel's command line.
     pub parameter: Option<String>,
-    /// `provider client` of each pair; none if it stands in the way of a GPU for which
-    /// there is no RDMA device.
+    /// `provider client` of each pair. Empty if it is an obstacle for a GPU on a host
+    /// without an RDMA device.
     pub pairs: Vec<String>,
 }
 
-/// Obstacles; in an effect, those of which more pairs suffer come first, then this order.
+/// Obstacles. Within an effect, the obstacle of more pairs comes first, then this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[expect(missing_docs, reason = "obstacle.rs has a sentence for each")]

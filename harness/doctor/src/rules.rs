@@ -1,5 +1,5 @@
-//! The kernel's rules: what calc_map_type_and_dist() of drivers/pci/p2pdma.c finds for two
-//! devices. The kernel decides; this is what it will find.
+//! The kernel's rules: predicts what calc_map_type_and_dist() in drivers/pci/p2pdma.c
+//! finds for two devices. The kernel makes the decision.
 
 use serde::Serialize;
 
@@ -7,17 +7,17 @@ use crate::config::{Acs, REDIRECTS};
 use crate::host::{Address, Device, Host};
 use crate::known::{Forwards, Known};
 
-/// What p2pdma finds, by the names that the kernel has for it, without PCI_P2PDMA_MAP_.
+/// p2pdma's result, with the kernel's names without PCI_P2PDMA_MAP_.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Verdict {
-    /// Below a common switch: the peer's address on the bus.
+    /// Below a common switch, with the peer's bus address.
     BusAddr,
     /// Through the host bridge, which forwards.
     ThruHostBridge,
-    /// Not at all.
+    /// No path.
     NotSupported,
-    /// It depends on what cannot be read.
+    /// It depends on something that cannot be read.
     Unknown,
 }
 
@@ -33,33 +33,33 @@ impl Verdict {
     }
 }
 
-/// Why a host bridge does not forward.
+/// A host bridge that does not forward.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Its name in sysfs.
     pub root: String,
-    /// The device that stands for it.
+    /// The IDs of the device that represents it.
     pub ids: Option<String>,
-    /// It is on the list, for its own devices.
+    /// It is on the list, but only for devices below it.
     pub only_within: bool,
 }
 
 /// The path from one device to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// What p2pdma finds.
+    /// p2pdma's result.
     pub verdict: Verdict,
-    /// What it may find, if that is unknown.
+    /// The possible results, if the result is unknown.
     pub possible: Vec<Verdict>,
     /// The lowest device above both: a switch's upstream port, a root port, ...
     pub common: Option<Address>,
-    /// Devices on the path at which ACS redirects.
+    /// The devices on the path where ACS redirects.
     pub redirects: Vec<(Address, u16)>,
-    /// Devices on the path of which ACS cannot be read.
+    /// The devices on the path whose ACS cannot be read.
     pub hidden: Vec<Address>,
     /// Host bridges that do not forward between the two.
     pub refusals: Vec<Refusal>,
-    /// How many ports are between them, as the kernel counts.
+    /// The number of ports between them, by the kernel's count.
     pub distance: usize,
 }
 
@@ -81,8 +81,8 @@ pub fn route(host: &Host, known: &Known, provider: &Device, client: &Device) -> 
         refusals: Vec::new(),
         distance: below(&provider.path) + below(&client.path),
     };
-    // From the provider up, the device that is common to both with it, then from the client
-    // up without it.
+    // From the provider up to and including the common device, then from the client up to
+    // but not including it.
     let first = shared.saturating_sub(1);
     let on_the_way = provider.path[first..].iter().rev();
     let on_the_way = on_the_way.chain(client.path[shared..].iter().rev());
@@ -113,14 +113,14 @@ pub fn route(host: &Host, known: &Known, provider: &Device, client: &Device) -> 
         route.possible = possible;
     }
     if !has_short_way {
-        // They change nothing.
+        // Without a short path, these have no effect.
         route.redirects.clear();
         route.hidden.clear();
     }
     route
 }
 
-/// What may become of a request that the host bridge sees.
+/// The possible results for a request that reaches the host bridge.
 fn through_host_bridge(
     host: &Host,
     known: &Known,

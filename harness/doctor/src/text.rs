@@ -1,5 +1,5 @@
-//! A report for people: the devices as a tree, a table of pairs, and what stands in the
-//! way, with what to do.
+//! Prints a report for people: the devices as a tree, a table of pairs, and the obstacles
+//! with what to do.
 
 use std::fmt::Write as _;
 
@@ -12,10 +12,10 @@ use crate::rules::Verdict;
 
 mod tree;
 
-/// What it is written on.
+/// The output's width and colours.
 #[derive(Clone, Copy, Debug)]
 pub struct Paper {
-    /// Columns.
+    /// Its width in columns.
     pub width: usize,
     /// Whether there are colours.
     pub colour: bool,
@@ -55,7 +55,7 @@ pub fn render(host: &Host, report: &Report, paper: Paper) -> String {
         let title = "What stands in the way, first what helps most";
         let _ = write!(text, "\n{}\n", paper.bold(title));
         for obstacle in &report.obstacles {
-            told(obstacle, report.pairs.len(), paper, &mut text);
+            write_obstacle(obstacle, report.pairs.len(), paper, &mut text);
         }
     }
     counters(report, paper, &mut text);
@@ -104,7 +104,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
 fn table(report: &Report, paper: Paper, text: &mut String) {
     let mut table = Table::new();
     table
-        .load_preset(presets::UTF8_BORDERS_ONLY)
+        .load_style(presets::UTF8_BORDERS_ONLY)
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_width(u16::try_from(paper.width).unwrap_or(u16::MAX))
         .set_header([
@@ -171,7 +171,7 @@ fn result(pair: &PairReport) -> &'static str {
     }
 }
 
-/// A device by the names that people know.
+/// The usual name of a device.
 fn name(report: &Report, address: &str) -> String {
     let device = report.devices.iter().find(|d| d.address == address);
     match device {
@@ -190,7 +190,7 @@ fn few(names: &[String], most: usize, between: &str) -> String {
     format!("{shown}{between}and {} more", names.len() - most + 1)
 }
 
-fn told(obstacle: &Obstacle, pairs: usize, paper: Paper, text: &mut String) {
+fn write_obstacle(obstacle: &Obstacle, pairs: usize, paper: Paper, text: &mut String) {
     let (word, style) = match obstacle.effect {
         Effect::Blocks => ("blocks", Style::new().red().bold()),
         Effect::Unknown => ("not known", Style::new().magenta().bold()),
@@ -224,7 +224,7 @@ fn told(obstacle: &Obstacle, pairs: usize, paper: Paper, text: &mut String) {
         paper.width,
     ));
     if let Some(parameter) = &obstacle.parameter {
-        // In one line, to be copied.
+        // On one line, so that users can copy it.
         let _ = writeln!(text, "     {}", paper.bold(parameter));
     }
 }
@@ -246,7 +246,7 @@ fn counters(report: &Report, paper: Paper, text: &mut String) {
     }
 }
 
-/// What it comes to.
+/// The summary line.
 pub fn closing_line(report: &Report) -> String {
     let of = |kind| report.devices.iter().filter(|d| d.kind == kind).count();
     if report.pairs.is_empty() {
@@ -280,7 +280,7 @@ pub fn closing_line(report: &Report) -> String {
     line
 }
 
-/// Lines no wider than the paper where that can be, each with this in front.
+/// Wraps text to the width if possible, and adds `indent` to each line.
 fn wrapped(text: &str, indent: &str, width: usize) -> String {
     let mut lines = String::new();
     let mut line = String::from(indent);
@@ -291,7 +291,7 @@ fn wrapped(text: &str, indent: &str, width: usize) -> String {
         if !is_empty && used + 1 + long > width {
             lines.push_str(&line);
             lines.push('\n');
-            // What goes on is a little further in.
+            // Continuation lines have more indentation.
             line = format!("{indent}  ");
             used = line.len();
             is_empty = true;

@@ -1,10 +1,10 @@
-//! Words for what the kernel and the bus know by numbers.
+//! Words for numbers and codes of the kernel and the bus.
 
 use crate::config::Port;
 use crate::host::{Device, Host};
 use crate::rules::Route;
 
-/// What a bridge is.
+/// The kind of a bridge.
 pub fn bridge(device: &Device) -> &'static str {
     match device.config.port() {
         Some(Port::Root) => "root port",
@@ -15,7 +15,7 @@ pub fn bridge(device: &Device) -> &'static str {
     }
 }
 
-/// The way from one device to another.
+/// The path from one device to another.
 pub fn path(host: &Host, route: &Route, provider: &Device, client: &Device) -> String {
     if let Some(common) = route.common {
         let what = host.devices.get(&common).map_or("bridge", bridge);
@@ -38,7 +38,7 @@ pub fn path(host: &Host, route: &Route, provider: &Device, client: &Device) -> S
     }
 }
 
-/// What a result of the series means.
+/// The meaning of a result of the series.
 pub fn result(name: &str) -> &'static str {
     match name {
         "bus_addr" => "reached in place, below a common switch",

@@ -1,4 +1,4 @@
-//! Whatever a dump or a host says, the doctor says something and does not panic.
+//! The doctor must not panic, whatever a dump or a host contains.
 
 use doctor::picture::Entry;
 use doctor::text::{self, Paper};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 mod common;
 
-/// Everything that is done to a picture; what is said is not looked at.
+/// Does everything that the doctor does with a picture. The output does not matter.
 fn examine(picture: Picture, width: usize) {
     let dump = picture.dump().unwrap();
     assert_eq!(Picture::parse(&dump).unwrap().dump().unwrap(), dump);
@@ -23,7 +23,7 @@ fn host() -> impl Strategy<Value = String> {
     prop::sample::select(common::names())
 }
 
-/// Words that files may hold, and must not be believed.
+/// Words that files may contain. The doctor must not trust them.
 fn garbage() -> impl Strategy<Value = String> {
     prop_oneof![
         Just(String::new()),

@@ -1,4 +1,4 @@
-//! What drivers of GPUs and NICs make of a path that is there: the host "switch" with others.
+//! How drivers of GPUs and NICs treat an existing path: the host "switch" with other drivers.
 
 use common::{Changed, GPU, NIC};
 use doctor::picture::Entry;
@@ -7,7 +7,7 @@ use doctor::{capture, host};
 
 mod common;
 
-/// With another driver.
+/// Binds a device to another driver.
 fn bound(host: Changed, device: &str, driver: &str) -> Changed {
     let mut host = host;
     let link = format!("/sys/bus/pci/drivers/{driver}");
@@ -16,13 +16,13 @@ fn bound(host: Changed, device: &str, driver: &str) -> Changed {
     host
 }
 
-/// With another GPU.
+/// Replaces the GPU.
 fn gpu(driver: &str, id: u16) -> Changed {
     let host = bound(Changed(common::picture("switch")), GPU, driver);
     host.file(GPU, "device", &format!("{id:#06x}"))
 }
 
-/// With another file of the kernel's; nothing takes it away.
+/// Replaces a file of the kernel. `None` removes it.
 fn file(mut host: Changed, path: &str, text: Option<&str>) -> Changed {
     match text {
         Some(text) => host.0.put(path, Entry::Text(text.to_owned())),
@@ -34,7 +34,7 @@ fn file(mut host: Changed, path: &str, text: Option<&str>) -> Changed {
     host
 }
 
-/// With a version of the graphics core, and addresses that amdgpu reserved or not.
+/// Sets the version of the graphics core, and whether amdgpu has reserved addresses.
 fn amdgpu(gc: Option<&str>, reserved: bool) -> Changed {
     let mut host = gpu("amdgpu", 0x7408);
     for (name, part) in ["major", "minor", "revision"]
@@ -47,7 +47,7 @@ fn amdgpu(gc: Option<&str>, reserved: bool) -> Changed {
     file(host, capture::MEMORY, Some(if reserved { GPU } else { "" }))
 }
 
-/// What is said of GPU and NIC: whether pages are reached in place, and of that what is.
+/// Whether pages are accessed in place by the NIC, and the obstacles.
 fn told(host: Changed) -> (Option<Works>, Vec<Obstacle>) {
     let (report, _) = common::report(host.0);
     let mut pairs = report.pairs.into_iter();
@@ -57,7 +57,7 @@ fn told(host: Changed) -> (Option<Works>, Vec<Obstacle>) {
     (pair.in_place, all)
 }
 
-/// The one thing that keeps the NIC from pages in place: its code, where it is, what to do.
+/// The only obstacle to in-place access: its code, where it is, what to do.
 fn refused(host: Changed) -> (Code, String, String) {
     let (in_place, mut all) = told(host);
     assert_eq!(in_place, Some(Works::No));
@@ -68,7 +68,7 @@ fn refused(host: Changed) -> (Code, String, String) {
     (obstacle.code, obstacle.at.join("; "), obstacle.next.clone())
 }
 
-/// Nothing does.
+/// Fails if there is an obstacle to in-place access.
 fn is_in_place(host: Changed) {
     let (_, all) = told(host);
     let blocks = |o: &&Obstacle| o.effect == Effect::BlocksInPlace;
@@ -86,13 +86,12 @@ fn nouveau_needs_an_option_of_the_series_besides() {
     assert_eq!(code, Code::KernelOption);
     assert_eq!(at, "CONFIG_DRM_NOUVEAU_DMEM_P2P");
     assert!(next.contains("CONFIG_DRM_NOUVEAU_DMEM_P2P=y"), "{next}");
-    // Another kernel has no such option.
+    // A kernel without the series does not have the option.
     let (code, ..) = refused(file(without(), capture::POLICY, None));
     assert_eq!(code, Code::SeriesAbsent);
 }
 
-/// Windows move, so that a BAR of any size is no smaller than the memory, and nothing
-/// resizes it.
+/// Windows move, so the size of the BAR is no limit and nothing suggests resizing it.
 #[test]
 fn nouveau_moves_windows() {
     let bar = "0x0 0x0 0x0\n0x90000000 0x9fffffff 0x0014220c";
@@ -125,7 +124,7 @@ fn of_intels_gpus_battlemage_has_page_faults_and_memory() {
     }
 }
 
-/// xe has neither page faults for GPUs of i915's, and i915's dma-bufs are in the host.
+/// xe has no page faults for i915's GPUs, and i915's dma-bufs migrate to host memory.
 #[test]
 fn i915_is_not_told_that_xe_helps() {
     let (code, at, next) = refused(gpu("i915", 0x56a0));
@@ -168,7 +167,7 @@ fn amdgpus_switch_is_also_for_nics() {
 #[test]
 fn amdgpu_that_reserved_no_addresses_has_no_pages() {
     for (gc, word) in [
-        // Polaris does not tell its version.
+        // Polaris does not report its version.
         (None, "older than GC 9.0.1"),
         (Some("9.4.2"), "MI200"),
         (Some("10.3.0"), "GC 10.3.0"),
@@ -177,10 +176,10 @@ fn amdgpu_that_reserved_no_addresses_has_no_pages() {
         assert_eq!(code, Code::Generation);
         assert!(at.contains(word), "{at}");
         is_in_place(amdgpu(gc, true));
-        // Nobody knows.
+        // Without /proc/iomem, it is unknown.
         is_in_place(file(amdgpu(gc, false), capture::MEMORY, None));
     }
-    // One reason is enough.
+    // Only one reason is reported.
     let host = amdgpu(Some("10.3.0"), false);
     let options = host.0.read(capture::OPTIONS).unwrap();
     let options = options.replace("CONFIG_HSA_AMD_SVM=y", "");
@@ -201,11 +200,11 @@ fn memory_of_apus_is_behind_no_bar() {
         let (_, at, _) = refused(amdgpu(Some(gc), true));
         assert!(at.contains("APU"), "{at}");
     }
-    // Its firmware need not tell.
+    // Its firmware may not report the version.
     let raven = || file(gpu("amdgpu", 0x15d8), capture::MEMORY, Some(GPU));
     let (_, at, _) = refused(raven());
     assert!(at.contains("APU"), "{at}");
-    // In a guest, that of others is a BAR.
+    // In a guest, an APU's memory is behind a BAR.
     let cpu = "vendor_id : AuthenticAMD\ncpu family : 25\nflags : hypervisor";
     is_in_place(file(raven(), capture::CPU, Some(cpu)));
 }

@@ -1,5 +1,5 @@
-//! Recorded hosts: what is said of each is what its file expects, and a host with such
-//! files is told the same as its dump.
+//! Recorded hosts: the report about each is as its file expects. A host with the same
+//! files gets the same report as its dump.
 
 use std::fs;
 use std::io::Write as _;
@@ -19,7 +19,7 @@ mod common;
 struct Expected {
     exit: u8,
     exit_in_place: u8,
-    /// Codes of what stands in the way of a GPU without a NIC.
+    /// The codes of the obstacles of a GPU without a NIC.
     #[serde(default)]
     alone: Vec<String>,
     #[serde(default, rename = "pair")]
@@ -35,7 +35,7 @@ struct Pair {
     verdict: String,
     works: String,
     in_place: Option<String>,
-    /// By their codes.
+    /// The codes of the obstacles.
     obstacles: Vec<String>,
     #[serde(default)]
     possible: Vec<String>,
@@ -43,7 +43,7 @@ struct Pair {
     path: Option<String>,
 }
 
-/// As it is in JSON.
+/// A value as a JSON string.
 fn word(value: impl serde::Serialize) -> String {
     serde_json::to_value(value)
         .unwrap()
@@ -107,7 +107,7 @@ fn what_is_said_is_what_is_expected() {
     }
 }
 
-/// Makes the files of a picture below a folder.
+/// Writes the files of a picture to a folder.
 fn lay_out(picture: &Picture, root: &Path) {
     let at = |path: &str| root.join(path.trim_start_matches('/'));
     for (folder, entries) in &picture.folders {
@@ -115,7 +115,7 @@ fn lay_out(picture: &Picture, root: &Path) {
         for (name, entry) in entries {
             let path = at(&format!("{folder}/{name}"));
             match entry {
-                // A module, which is a folder.
+                // A module is a folder.
                 Entry::Link { link } if *link == format!("{folder}/{name}") => {
                     fs::create_dir_all(path).unwrap();
                 }
@@ -160,7 +160,7 @@ fn a_host_and_its_dump_are_told_the_same() {
     }
 }
 
-/// A file that cannot be read cannot be laid out for root.
+/// Root can read every file, so unreadable files cannot be written for the test.
 fn recorded_has_no_gaps(picture: &Picture) -> bool {
     let mut entries = picture.folders.values().flat_map(|folder| folder.values());
     !entries.any(|entry| matches!(entry, Entry::Unreadable { .. }))
@@ -220,7 +220,7 @@ fn a_dump_obeys_no_terminal_and_is_whole() {
         text.contains("\\x1b[2Jnouveau") && !text.contains('\u{1b}'),
         "{text}"
     );
-    // Cut off where a table ends, it is good TOML still.
+    // A file cut off at the end of a table is still valid TOML.
     let cut = &dump[..dump.rfind("\n[in.").unwrap()];
     let error = Picture::parse(cut).unwrap_err().to_string();
     assert!(error.contains("cut off"), "{error}");
@@ -228,7 +228,7 @@ fn a_dump_obeys_no_terminal_and_is_whole() {
     assert!(Picture::parse("schema = \"p2p-doctor-host\"\nversion = 2").is_err());
 }
 
-/// The schema and the looks of it, as files to read.
+/// Snapshots of the schema and the text output.
 #[test]
 fn the_report_of_a_switch_that_redirects() {
     let (report, text) = common::report(common::picture("switch-acs"));

@@ -1,4 +1,4 @@
-//! What mlx5 makes of ACS above the NIC, ATS and relaxed ordering.
+//! How mlx5 treats ACS above the NIC, ATS and relaxed ordering.
 
 use common::{
     ACS_CONTROL, Changed, DEVICE_CONTROL, EXTENDED, GPU_PORT, NIC, NIC_PORT, PORT_TYPE, ROOT_PORT,
@@ -9,7 +9,7 @@ use doctor::{Host, capture, mlx5};
 
 mod common;
 
-/// Whether mlx5 uses pages of peers in memory with relaxed ordering, and without.
+/// Whether mlx5 uses pages of peers in memory with relaxed ordering, and without it.
 fn used(host: Changed) -> Option<(bool, bool)> {
     let host = Host::new(host.0);
     let nic = host.devices.values().find(|d| !d.verbs.is_empty()).unwrap();
@@ -17,16 +17,16 @@ fn used(host: Changed) -> Option<(bool, bool)> {
     Some((reads.relaxed, reads.strict))
 }
 
-/// The rows of the table at mlx5_umem_needs_ats() of drivers/infiniband/hw/mlx5,
-/// and those that it leaves out.
+/// The rows of the table at mlx5_umem_needs_ats() in drivers/infiniband/hw/mlx5, and the
+/// cases that it leaves out.
 #[test]
 fn reads_of_peers_come_back_the_way_they_went() {
-    // ACS control: 4 redirects requests, 8 completions, 0x20 is egress control, 0x40 spares
-    // translated requests.
+    // ACS control: 4 redirects requests, 8 redirects completions, 0x20 is egress control,
+    // 0x40 exempts translated requests.
     for (acs, without, with) in [
         (0x00, None, None),
         (0x40, None, None),
-        // A vector decides, which nobody looks at.
+        // A vector decides for each peer, and mlx5 does not read it.
         (0x20, Some((false, false)), Some((false, false))),
         (0x2c, Some((false, false)), Some((false, false))),
         (0x6c, Some((false, false)), Some((false, false))),
@@ -87,7 +87,7 @@ fn only_switch_ports_above_the_nic_matter_to_mlx5() {
     assert_eq!(used(host), None, "a root port");
 }
 
-/// The NIC's port has this ACS control, and a port of a switch further up that.
+/// Sets ACS at the NIC's port, and at a port of another switch above.
 fn nested(lower: u8, upper: u8) -> Changed {
     let capability = [0x0d, 0, 1, 0, 0x7f, 0, upper, 0];
     Changed::redirecting(lower)
@@ -110,14 +110,14 @@ fn all_switch_ports_above_the_nic_must_route_alike() {
     assert_eq!(used(nested(0, 0x08)), Some((true, false)));
     assert_eq!(used(nested(0x4c, 0x4c).ats()), Some((true, true)));
     assert_eq!(used(nested(0x4c, 0x0c).ats()), Some((false, true)));
-    // p2pdma finds the way below the lower switch, and mlx5 does not take it.
+    // p2pdma finds the path below the lower switch, but mlx5 does not use it.
     let said = ordering(nested(0, 0x0c)).unwrap();
     assert_eq!(said.effect, Effect::BlocksInPlace);
     assert!(said.at[0].contains(ROOT_PORT), "{said:?}");
     assert!(!said.at[0].contains(NIC_PORT), "{said:?}");
 }
 
-/// A host whose requests the host bridge forwards.
+/// A host whose host bridge forwards.
 fn zen(mut host: Changed, flags: &str) -> Changed {
     let text = format!("vendor_id : AuthenticAMD\ncpu family : 25\nflags : {flags}");
     host.0.put(capture::CPU, Entry::Text(text));
@@ -132,12 +132,12 @@ fn egress_control_is_said() {
     assert!(said.next.contains("x0xxxxx"), "{said:?}");
 }
 
-/// What mlx5 then takes for granted is what Linux sets with an IOMMU.
+/// mlx5 then assumes the ACS settings that Linux uses with an IOMMU.
 #[test]
 fn a_guest_that_shows_no_switch() {
     let bare = |flags| {
         let host = Changed::redirecting(0).with(NIC_PORT, PORT_TYPE, &[0x42]);
-        // The setting of a guest's NIC counts for nothing.
+        // The setting of a guest's NIC does not matter.
         zen(host.with(NIC, DEVICE_CONTROL, &[0]), flags)
     };
     assert_eq!(used(bare("")), None);

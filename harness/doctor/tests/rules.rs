@@ -1,4 +1,4 @@
-//! The rules of p2pdma, one by one, on the host "switch", whose host bridge does not forward.
+//! Tests each rule of p2pdma on the host "switch", whose host bridge does not forward.
 
 use common::{Changed, EXTENDED, GPU, GPU_PORT, NIC, NIC_PORT, ROOT_PORT, SWITCH};
 use doctor::picture::Entry;
@@ -8,7 +8,7 @@ use doctor::{Picture, capture};
 
 mod common;
 
-/// What is found for GPU and NIC, and which ports are named.
+/// The result for GPU and NIC, and the ports that it names.
 fn verdict(picture: Picture) -> (Verdict, String) {
     let (report, _) = common::report(picture);
     let mut pairs = report.pairs.into_iter();
@@ -20,7 +20,7 @@ fn verdict(picture: Picture) -> (Verdict, String) {
     )
 }
 
-/// ACS with this control register in a device.
+/// Sets the ACS control register of a device.
 fn acs(device: &str, control: u8) -> Picture {
     let capability = [0x0d, 0, 1, 0, 0x7f, 0, control, 0];
     Changed(common::picture("switch"))
@@ -51,7 +51,7 @@ fn every_device_on_the_way_can_redirect_and_none_above() {
 
 #[test]
 fn ports_are_named_as_the_kernel_does() {
-    // From the GPU up to what is common, then from the NIC.
+    // From the GPU up to the common device, then from the NIC.
     let redirecting = common::picture("switch-acs");
     assert_eq!(verdict(redirecting).1, format!("{GPU_PORT};{NIC_PORT}"));
 }
@@ -85,7 +85,7 @@ fn zen_forwards_and_what_is_like_it_does_not() {
         picture.put(capture::CPU, Entry::Text(cpu.to_owned()));
         assert_eq!(verdict(picture).0, expected, "{cpu}");
     }
-    // Nothing is known of it.
+    // Without /proc/cpuinfo, the CPU is unknown.
     let mut picture = acs(NIC_PORT, 0x1d);
     picture.folders.get_mut("/proc").unwrap().remove("cpuinfo");
     assert_eq!(verdict(picture).0, Verdict::Unknown);
@@ -96,7 +96,7 @@ fn the_list_has_entries_for_a_vendor_and_for_devices() {
     for (vendor, device, expected) in [
         ("0x8086", "0x2030", Verdict::ThruHostBridge),
         ("0x8086", "0x2034", Verdict::NotSupported),
-        // For its own devices, which these are.
+        // This entry is for devices below the same host bridge, which these are.
         ("0x8086", "0x3c00", Verdict::ThruHostBridge),
         ("0x1ae0", "0x1234", Verdict::ThruHostBridge),
         ("0x10de", "0x2f95", Verdict::ThruHostBridge),
@@ -111,8 +111,8 @@ fn the_list_has_entries_for_a_vendor_and_for_devices() {
     }
 }
 
-/// Without a device 00.0, a root port that is the first one stands for the host bridge; what
-/// is no root port does not.
+/// Without a device 00.0, a root port that is the first device represents the host bridge.
+/// Another kind of port does not.
 #[test]
 fn who_stands_for_the_host_bridge() {
     let without = |port: u8| {

@@ -1,4 +1,4 @@
-//! What known.toml has of the kernel is the kernel's.
+//! Checks that known.toml matches the kernel.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use doctor::Known;
 use doctor::known::Role;
 
-/// An entry of the list: vendor, device or any, whether only within one host bridge.
+/// An entry of the list: vendor, device (or `None` for all), and whether only within one
+/// host bridge.
 type Bridge = (u16, Option<u16>, bool);
 
-/// The kernel at hand: `LINUX_TREE`, or what the harness has made.
+/// The kernel tree: `LINUX_TREE`, or the harness's tree.
 fn tree() -> PathBuf {
     let tree = std::env::var_os("LINUX_TREE").map(PathBuf::from);
     tree.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build/linux"))
@@ -20,7 +21,7 @@ fn number(text: &str) -> Option<u16> {
     u16::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// `pci_p2pdma_whitelist[]`, whose names are in `names`.
+/// Parses `pci_p2pdma_whitelist[]`. `names` has the values of its names.
 fn list(source: &str, names: &BTreeMap<&str, &str>) -> Vec<Bridge> {
     let begin = source.find("pci_p2pdma_whitelist[] = {").unwrap();
     let value = |word: &str| {
@@ -47,7 +48,7 @@ fn list(source: &str, names: &BTreeMap<&str, &str>) -> Vec<Bridge> {
 fn the_list_of_host_bridges_is_the_kernels() {
     let tree = tree();
     let Ok(source) = fs::read_to_string(tree.join("drivers/pci/p2pdma.c")) else {
-        // As other crates do; CI makes the tree first.
+        // Without a tree, the test passes. CI makes the tree first.
         eprintln!(
             "NOT TESTED: no kernel in {}: set LINUX_TREE",
             tree.display()
@@ -79,7 +80,7 @@ fn the_list_of_host_bridges_is_the_kernels() {
     assert_eq!(known.list.kernel, version);
 }
 
-/// What else is taken from these files; a change there must be looked at.
+/// Lines that other rules rely on. If one changes, the rule must be reviewed.
 #[test]
 fn the_rules_are_the_kernels() {
     for (file, lines) in [
@@ -140,7 +141,7 @@ fn the_rules_are_the_kernels() {
     }
 }
 
-/// A file of the kernel; nothing if there is no kernel.
+/// A file of the kernel. `None` if there is no kernel.
 fn source(file: &str) -> Option<String> {
     let tree = tree();
     if !tree.join("MAINTAINERS").exists() {
@@ -153,7 +154,7 @@ fn source(file: &str) -> Option<String> {
     Some(fs::read_to_string(tree.join(file)).unwrap_or_else(|error| panic!("{file}: {error}")))
 }
 
-/// What is between two words, if a line begins with the first.
+/// The text between two words, if the line begins with the first one.
 fn between<'a>(line: &'a str, begin: &str, end: &str) -> Option<&'a str> {
     let (inner, _) = line.trim().strip_prefix(begin)?.split_once(end)?;
     Some(inner)
@@ -184,7 +185,7 @@ fn apus_are_those_of_amdgpu() {
     assert_eq!(known.apu.ids, ids);
 }
 
-/// The IDs of a macro of pciids.h, which may name others.
+/// The IDs in a macro of pciids.h, which may name other macros.
 fn ids(source: &str, name: &str) -> Vec<u16> {
     let begin = source.find(&format!("#define {name}(")).unwrap();
     let (text, _) = source[begin..].split_once("\n\n").unwrap();
@@ -202,8 +203,8 @@ fn ids(source: &str, name: &str) -> Vec<u16> {
     all.collect()
 }
 
-/// Those that are discrete and whose graphics is of a version that the GPU tells, as from Xe2
-/// on, which has page faults.
+/// Discrete GPUs whose graphics version is read from the GPU. From Xe2 on, these have page
+/// faults.
 #[test]
 fn xe_reaches_pages_of_the_gpus_that_known_toml_says() {
     let Some(xe) = source("drivers/gpu/drm/xe/xe_pci.c") else {
@@ -244,7 +245,7 @@ fn xe_reaches_pages_of_the_gpus_that_known_toml_says() {
 #[test]
 fn drivers_that_register_dmabufs_are_the_kernels() {
     let known = Known::read().unwrap();
-    // Whoever is told to register one can.
+    // A driver that is advised to register a dma-buf can do so.
     for driver in &known.driver {
         let says = driver.next.contains("ibv_reg_dmabuf_mr()");
         let rdma = driver.not.as_deref().unwrap_or_default();

@@ -1,21 +1,21 @@
-//! Configuration space: what a driver finds before it knows the device.
+//! PCI configuration space.
 
 /// Size of configuration space with the extended capabilities.
 pub const CONFIG_SIZE: usize = 4096;
 
 /// The command register.
 pub const COMMAND: usize = 0x04;
-/// The device answers to accesses of its BARs.
+/// The device responds to accesses to its BARs.
 pub const COMMAND_MEMORY: u8 = 1 << 1;
 /// The device may do DMA.
 pub const COMMAND_MASTER: u8 = 1 << 2;
 /// The first BAR.
 pub const BAR0: usize = 0x10;
-/// Where the list of capabilities begins.
+/// Pointer to the first capability.
 pub const CAPABILITIES: usize = 0x34;
 
-/// Configuration space, as far as a model answers for it. QEMU keeps MSI, MSI-X and
-/// the sizing of BARs to itself.
+/// The part of configuration space that a model handles. QEMU itself handles MSI, MSI-X and
+/// the sizing of BARs.
 pub struct Config {
     bytes: [u8; CONFIG_SIZE],
     /// The bits that a driver may change.
@@ -23,7 +23,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Of a device with a list of capabilities.
+    /// The configuration space of a device with a capability list.
     pub fn new(vendor: u16, device: u16) -> Self {
         let mut config = Self {
             bytes: [0; CONFIG_SIZE],
@@ -31,9 +31,9 @@ impl Config {
         };
         config.set(0x00, &vendor.to_le_bytes());
         config.set(0x02, &device.to_le_bytes());
-        // Capabilities are there.
+        // Status: the capability list is present.
         config.set(0x06, &[1 << 4]);
-        // Memory, bus mastering; interrupts off.
+        // Command: memory space, bus mastering, INTx disable.
         config.allow(COMMAND, &[COMMAND_MEMORY | COMMAND_MASTER, 1 << 2]);
         // Cache line, latency, interrupt line.
         config.allow(0x0c, &[0xff, 0xff]);
@@ -41,22 +41,22 @@ impl Config {
         config
     }
 
-    /// What is there at first.
+    /// Sets initial bytes.
     pub fn set(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Which bits a driver may change.
+    /// Sets the bits that a driver may change.
     pub fn allow(&mut self, at: usize, bits: &[u8]) {
         self.writable[at..at + bits.len()].copy_from_slice(bits);
     }
 
-    /// Whether the driver lets the device do DMA.
+    /// Whether the driver allows the device to do DMA.
     pub fn is_bus_master(&self) -> bool {
         self.bytes[COMMAND] & COMMAND_MASTER != 0
     }
 
-    /// Reads; what is beyond reads as zero.
+    /// Reads. Bytes beyond the end read as zero.
     pub fn read(&self, at: u64, data: &mut [u8]) {
         for (n, byte) in data.iter_mut().enumerate() {
             let at = usize::try_from(at).unwrap_or(usize::MAX).saturating_add(n);
@@ -64,7 +64,7 @@ impl Config {
         }
     }
 
-    /// Writes those bits that a driver may change.
+    /// Writes the bits that a driver may change.
     pub fn write(&mut self, at: u64, data: &[u8]) {
         for (n, byte) in data.iter().enumerate() {
             let at = usize::try_from(at).unwrap_or(usize::MAX).saturating_add(n);
@@ -74,11 +74,11 @@ impl Config {
         }
     }
 
-    /// The capabilities, in the order of the list: where each one is, and its number.
+    /// The capabilities in list order: the offset and the number of each.
     pub fn capabilities(&self) -> Vec<(usize, u8)> {
         let mut found = Vec::new();
         let mut at = usize::from(self.bytes[CAPABILITIES]);
-        // A list in 256 bytes that does not end goes in circles.
+        // 256 bytes hold at most 64 capabilities: a longer list is a loop.
         while at != 0 && found.len() < 64 {
             found.push((at, self.bytes[at]));
             at = usize::from(self.bytes[at + 1]);

@@ -1,22 +1,22 @@
-//! Interrupts: event files that QEMU listens to.
+//! Interrupts: eventfds that QEMU listens to.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 
-/// The event file of each vector.
+/// The eventfd of each vector.
 #[derive(Default)]
 pub struct Irqs {
     vectors: BTreeMap<u32, File>,
 }
 
 impl Irqs {
-    /// All vectors are off.
+    /// Turns all vectors off.
     pub fn clear(&mut self) {
         self.vectors.clear();
     }
 
-    /// Where a vector goes; nothing: nowhere.
+    /// Sets the eventfd of a vector. None turns the vector off.
     pub fn set(&mut self, vector: u32, file: Option<File>) {
         match file {
             Some(file) => self.vectors.insert(vector, file),
@@ -24,10 +24,10 @@ impl Irqs {
         };
     }
 
-    /// Interrupts. A vector that nobody listens to is lost, as on the bus.
+    /// Raises an interrupt. If the vector is off, the interrupt is lost, as on the bus.
     pub fn trigger(&self, vector: u32) {
         if let Some(mut file) = self.vectors.get(&vector) {
-            // Its counter is full only if nobody has listened 2^64 times.
+            // The write fails only if the counter is full, after 2^64 unread interrupts.
             let _ = file.write_all(&1u64.to_ne_bytes());
         }
     }

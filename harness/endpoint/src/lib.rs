@@ -1,10 +1,9 @@
-//! What models of PCI devices share, each of which is a process that serves one
-//! device to one QEMU over vfio-user.
+//! Shared code of the PCI device models. Each model is a process that serves one device
+//! to one QEMU over vfio-user.
 //!
-//! [`server`] listens, and does for a device what does not depend on the device;
-//! [`config`] is configuration space, [`memory`] what the device reaches by DMA,
-//! [`irq`] its interrupts, [`proxy`] the way to ask QEMU, [`log`] what it
-//! writes down.
+//! [`server`] listens and handles the requests that do not depend on the device. [`config`]
+//! is configuration space, [`memory`] is the memory that the device reaches by DMA, [`irq`]
+//! is its interrupts, [`proxy`] sends requests to QEMU, and [`log`] writes the log.
 
 #![warn(unused_crate_dependencies)]
 

@@ -1,4 +1,4 @@
-//! A log: what a model did, in the order in which it did it, a line of JSON each.
+//! The log: one line of JSON for each event of a model, in order.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Writes the lines, or only numbers them.
+/// Writes the lines, or only numbers them if there is no file.
 pub struct Log {
     out: Option<BufWriter<File>>,
     begin: Instant,
@@ -24,7 +24,7 @@ struct Line<'a, T: Serialize> {
 }
 
 impl Log {
-    /// Without a file nothing is written.
+    /// Creates the log. Without a file it writes nothing.
     pub fn new(file: Option<&Path>) -> Result<Self> {
         let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         Ok(Self {
@@ -34,13 +34,12 @@ impl Log {
         })
     }
 
-    /// From when on microseconds count.
+    /// The time from which microseconds count.
     pub fn begin(&self) -> Instant {
         self.begin
     }
 
-    /// Writes an event, with its number and the microseconds since the begin; gives the
-    /// number.
+    /// Writes an event with its number and the microseconds since the start. Returns the number.
     pub fn line(&mut self, event: &impl Serialize) -> u64 {
         self.n += 1;
         if let Some(out) = &mut self.out {
@@ -50,7 +49,7 @@ impl Log {
                 us,
                 event,
             };
-            // A full disk must not end the device; the judge misses the last line.
+            // A full disk must not end the device. The judge notices that the last line is missing.
             if serde_json::to_writer(&mut *out, &line).is_err() || out.write_all(b"\n").is_err() {
                 self.out = None;
             }
@@ -58,7 +57,7 @@ impl Log {
         self.n
     }
 
-    /// Lets the reader see all of it.
+    /// Flushes all lines to the file.
     pub fn flush(&mut self) {
         if let Some(out) = &mut self.out {
             // As in `line`.

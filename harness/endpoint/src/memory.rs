@@ -1,10 +1,9 @@
-//! What the NIC can reach by DMA: the mappings that vfio-user hands over.
+//! The memory that a device can reach by DMA: the mappings that QEMU sends over vfio-user.
 //!
-//! A mapping names a file and an offset. The file is read and written by system
-//! call and never mapped, so that no mistake of a guest can end the model, and a
-//! two-hour run over an IOMMU leaves no mappings behind. Each file is kept open
-//! once, however many mappings name it: behind an IOMMU that is one mapping per
-//! page.
+//! A mapping names a file and an offset. The model reads and writes the file by system call
+//! and never maps it, so a guest's mistake cannot crash the model, and a two-hour run over
+//! an IOMMU leaves no mappings behind. Each file is open only once, even if many mappings
+//! name it: behind an IOMMU there is one mapping per page.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -13,35 +12,35 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-/// Where a byte of a DMA ended up.
+/// The target of a DMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Host memory.
     Ram,
     /// The BAR of the peer with this number, as on the command line.
     Peer(usize),
-    /// Something that QEMU has not handed over, but reached itself.
+    /// Memory without a file, which QEMU itself accessed for the device.
     Bus,
 }
 
-/// Why a DMA was not done.
+/// Why a DMA failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// No mapping holds this address.
     Unmapped(u64),
-    /// The mapping allows no writing.
+    /// The mapping is read-only.
     ReadOnly(u64),
     /// QEMU has not shared this memory.
     NotShared(u64),
-    /// The driver has switched bus mastering off.
+    /// Bus mastering is off.
     NoBusMaster,
-    /// The host would not do it.
+    /// A system call on the host failed.
     Host(String),
 }
 
 struct Mapping {
     size: u64,
-    /// Of ROM, and of RAM that QEMU keeps for itself, there is none.
+    /// None for ROM, and for RAM that QEMU does not share.
     file: Option<Arc<File>>,
     offset: u64,
     is_writable: bool,
@@ -55,7 +54,7 @@ fn identity(file: &File) -> io::Result<Identity> {
     Ok((meta.dev(), meta.ino()))
 }
 
-/// All mappings, by the address that the NIC uses.
+/// All mappings, by the address that the device uses.
 #[derive(Default)]
 pub struct Memory {
     mappings: BTreeMap<u64, Mapping>,
@@ -66,7 +65,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `peers`: the files that are BARs of peers. QEMU may make them later.
+    /// `peers`: the files that back the BARs of peers. QEMU may create them later.
     pub fn new(peers: Vec<PathBuf>) -> Self {
         Self {
             peers,
@@ -74,8 +73,8 @@ impl Memory {
         }
     }
 
-    /// Adds a mapping; what it overlaps goes. Without a file it only tells why nothing
-    /// is reached there.
+    /// Adds a mapping and removes the mappings that it overlaps. A mapping without a file only
+    /// records why accesses to it fail.
     pub fn map(
         &mut self,
         address: u64,
@@ -128,7 +127,7 @@ impl Memory {
         })
     }
 
-    /// Removes what overlaps the range. QEMU also names ranges that were never
+    /// Removes the mappings that overlap the range. QEMU also unmaps ranges that were never
     /// mapped, up to the end of the address space.
     pub fn unmap(&mut self, address: u64, size: u64) {
         if size == 0 {
@@ -139,7 +138,7 @@ impl Memory {
             .mappings
             .range(..=last)
             .rev()
-            // Mappings do not overlap each other: the first that ends before is the last.
+            // Mappings do not overlap: once one ends before the range, so do all below it.
             .take_while(|(start, mapping)| *start + (mapping.size - 1) >= address)
             .map(|(start, _)| *start)
             .collect();
@@ -161,8 +160,8 @@ impl Memory {
         }
     }
 
-    /// Calls `each` for what is in one mapping: its file, the offset there, and the part
-    /// of `len` bytes.
+    /// Calls `each` for each piece that lies in one mapping: the file, the offset in it, and
+    /// the piece's range within the `len` bytes.
     fn pieces(
         &self,
         address: u64,
@@ -192,21 +191,21 @@ impl Memory {
         Ok(target)
     }
 
-    /// Reads; tells where from.
+    /// Reads, and returns the target.
     pub fn read(&self, address: u64, data: &mut [u8]) -> Result<Target, Refused> {
         self.pieces(address, data.len(), false, |file, offset, part| {
             file.read_exact_at(&mut data[part], offset)
         })
     }
 
-    /// Writes; tells where to.
+    /// Writes, and returns the target.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<Target, Refused> {
         self.pieces(address, data.len(), true, |file, offset, part| {
             file.write_all_at(&data[part], offset)
         })
     }
 
-    /// Reads a big endian number of four bytes.
+    /// Reads a big-endian number of four bytes.
     pub fn read_u32(&self, address: u64) -> Result<u32, Refused> {
         let mut data = [0; 4];
         self.read(address, &mut data)?;
@@ -217,11 +216,11 @@ impl Memory {
 /// A queue's buffer: pages that need not be contiguous.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Buffer {
-    /// Addresses of its pages.
+    /// Addresses of the pages.
     pub pages: Vec<u64>,
-    /// log2 of their size.
+    /// log2 of the page size.
     pub page_shift: u32,
-    /// Where the queue begins in the first one.
+    /// Offset of the queue in the first page.
     pub offset: u64,
 }
 
@@ -237,7 +236,7 @@ impl Buffer {
         while done < len {
             let at = self.offset + at + done as u64;
             let inside = at & (size - 1);
-            // A page may be anywhere: the driver has only said where.
+            // The driver chooses the pages' addresses, so they can be any number.
             let address = usize::try_from(at >> self.page_shift)
                 .ok()
                 .and_then(|page| self.pages.get(page))

@@ -1,6 +1,6 @@
-//! Questions to QEMU on the socket by which it asks us: `vfio_user` serves a client, and
-//! has no messages of its own. So QEMU's socket ends here; what it asks is passed on to
-//! `vfio_user`, with its files, and what it answers is sorted out.
+//! Sends questions to QEMU over QEMU's own vfio-user socket. `vfio_user` only serves
+//! requests and cannot send any. So the proxy accepts QEMU's connection, forwards QEMU's
+//! requests and their files to `vfio_user`, and keeps QEMU's answers to our questions.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -22,30 +22,31 @@ use rustix::net::{
 
 /// Bytes of a message's header: id (2), command (2), size (4), flags (4), error (4).
 const HEADER: usize = 16;
-/// The larger part of a message is data; QEMU announces at most this much at once.
+/// Limit of a message's size. Most of a large message is data, and QEMU announces at most
+/// this much at once.
 const MAX_MESSAGE: usize = 2 << 20;
-/// How many files may come with one message.
+/// Limit of files that come with one message.
 const MAX_FILES: usize = 16;
 /// Commands of the protocol.
 const DMA_READ: u16 = 11;
 const DMA_WRITE: u16 = 12;
-/// What a reply has in its flags, and in the bit for errors.
+/// In the flags: the mask of the type, the type of a reply, and the error bit.
 const TYPE: u32 = 0xf;
 const REPLY: u32 = 1;
 const ERROR: u32 = 1 << 5;
-/// Where the data of both begin: after the address (8) and the count (8), as the protocol
-/// has it. The first QEMU with these messages had a count of 4 bytes.
+/// Offset of the data in both commands: after the address (8) and the count (8), as the
+/// protocol specifies. The first QEMU with these messages used a count of 4 bytes.
 const DMA_DATA: usize = HEADER + 16;
 
-/// EIO, when there is nobody to ask any more.
+/// EIO: QEMU has disconnected.
 const GONE: u32 = 5;
 
-/// What QEMU is to do.
+/// The access that QEMU performs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read so many bytes.
+    /// Read this many bytes.
     Read(usize),
-    /// Write these.
+    /// Write these bytes.
     Write(Vec<u8>),
 }
 
@@ -54,24 +55,24 @@ pub enum Access {
 pub struct Question {
     /// The address, as the device uses it.
     pub address: u64,
-    /// What for.
+    /// The access.
     pub access: Access,
 }
 
-/// What was read, or nothing if it was written; or the error's number.
+/// The bytes read, no bytes for a write, or the error number.
 pub type Answer = Result<Vec<u8>, u32>;
 
-/// Who is to hear of the answer to a message.
+/// The receiver of each message's answer, by message ID.
 type Waiting = Arc<Mutex<HashMap<u16, Sender<Answer>>>>;
 
-/// The way to ask QEMU.
+/// Sends questions to QEMU.
 pub struct Client {
     to_qemu: Arc<Mutex<Option<UnixStream>>>,
     waiting: Waiting,
     next: Mutex<u16>,
 }
 
-/// QEMU's socket, and the one of `vfio_user` behind it.
+/// QEMU's socket, and the socket of `vfio_user` behind it.
 pub struct Proxy {
     listener: UnixListener,
     inner: SocketAddr,
@@ -79,9 +80,9 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens at `socket`; gives the listener for `vfio_user` as well.
+    /// Listens at `socket`. Also returns the listener for `vfio_user`.
     pub fn new(socket: &Path) -> Result<(Self, OwnedFd)> {
-        // A name without a file.
+        // An abstract name has no file.
         let name = format!("vfio-user-{}", std::process::id());
         let inner = SocketAddr::from_abstract_name(name).context("a name without a file")?;
         let behind = UnixListener::bind_addr(&inner).context("a socket within the process")?;
@@ -100,12 +101,13 @@ impl Proxy {
         Ok((proxy, OwnedFd::from(behind)))
     }
 
-    /// How to ask QEMU, once it has come.
+    /// The client, which works once QEMU has connected.
     pub fn client(&self) -> Arc<Client> {
         Arc::clone(&self.client)
     }
 
-    /// Waits for QEMU, and passes on what it and `vfio_user` say until one of them goes.
+    /// Waits for QEMU, then forwards messages between QEMU and `vfio_user` until one of them
+    /// disconnects.
     pub fn run(self) -> io::Result<()> {
         let (qemu, _) = self.listener.accept()?;
         let inner = UnixStream::connect_addr(&self.inner)?;
@@ -138,7 +140,7 @@ impl Proxy {
                 Err(error) => break Err(error),
             }
         };
-        // The others learn of it, and whoever waits for an answer.
+        // Disconnect the other end, and wake every thread that waits for an answer.
         let _ = inner.shutdown(Shutdown::Both);
         let _ = qemu.shutdown(Shutdown::Both);
         *lock(&self.client.to_qemu) = None;
@@ -157,10 +159,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Client {
-    /// Asks, and waits for the answer. Nothing may be locked that a message of QEMU needs.
+    /// Sends a question and waits for the answer. The caller must hold no lock that the handler
+    /// of a QEMU request takes.
     ///
-    /// QEMU does not wait for a write to arrive in another process. A read comes back after
-    /// what was written before it, as on PCI.
+    /// QEMU does not wait until a write arrives in another process. So a read follows each
+    /// write: as on PCI, the read completes after the write before it.
     pub fn ask(&self, question: &Question) -> Answer {
         let answer = self.ask_once(question)?;
         if let Access::Write(_) = question.access {
@@ -195,7 +198,7 @@ impl Client {
         Ok(answer.into_iter().take(wanted).collect())
     }
 
-    /// Takes the answer to a question; tells whether it was one.
+    /// Delivers the message if it answers a question, and returns whether it does.
     fn is_answer(&self, bytes: &[u8]) -> bool {
         let header = Header::of(bytes);
         if header.flags & TYPE != REPLY || ![DMA_READ, DMA_WRITE].contains(&header.command) {
@@ -207,7 +210,7 @@ impl Client {
             Ok(bytes.get(DMA_DATA..).unwrap_or_default().to_vec())
         };
         if let Some(sender) = lock(&self.waiting).remove(&header.id) {
-            // Nobody waits if the process is about to end.
+            // The receiver is gone if the process is about to end.
             let _ = sender.send(answer);
         }
         true
@@ -259,7 +262,7 @@ struct Message {
     files: Vec<OwnedFd>,
 }
 
-/// The next message; nothing if the other end has gone.
+/// The next message, or none if the other end has disconnected.
 fn receive(mut stream: &UnixStream) -> io::Result<Option<Message>> {
     let mut bytes = vec![0; HEADER];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];

@@ -1,4 +1,4 @@
-//! vfio-user: what is the same for each device.
+//! The vfio-user server code that every device model shares.
 
 use std::fs::File;
 use std::io;
@@ -18,17 +18,17 @@ use crate::irq::Irqs;
 use crate::memory::Memory;
 use crate::proxy::Proxy;
 
-/// The kind of interrupts that a device has, and how many.
+/// The kind and number of a device's interrupts.
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors {
     /// `VFIO_PCI_MSI_IRQ_INDEX` or another one.
     pub index: u32,
-    /// How many.
+    /// Number of vectors.
     pub count: u32,
 }
 
 impl Vectors {
-    /// QEMU says where vectors go.
+    /// Sets the event files of vectors, as QEMU requests.
     pub fn set(
         self,
         irqs: &mut Irqs,
@@ -52,7 +52,7 @@ impl Vectors {
     }
 }
 
-/// Listens. `bars`: the number and the size of each BAR.
+/// Listens on `socket`. `bars`: the number and the size of each BAR.
 pub fn listen(socket: &Path, bars: &[(u32, u64)], vectors: Vectors) -> Result<Server> {
     check_free(socket)?;
     let (irqs, regions) = describe(bars, vectors);
@@ -61,7 +61,7 @@ pub fn listen(socket: &Path, bars: &[(u32, u64)], vectors: Vectors) -> Result<Se
         .with_context(|| format!("cannot listen at {}", socket.display()))
 }
 
-/// Listens with a proxy before the server, by which QEMU can be asked as well.
+/// Listens with a proxy in front of the server. The proxy can also send requests to QEMU.
 pub fn listen_by_proxy(
     socket: &Path,
     bars: &[(u32, u64)],
@@ -124,12 +124,12 @@ fn describe(bars: &[(u32, u64)], vectors: Vectors) -> (Vec<IrqInfo>, Vec<ServerR
 /// The exit status of a model that refuses to serve a machine whose RAM is not shared.
 const NOT_SHARED: i32 = 3;
 
-/// QEMU lends the device a part of the machine's memory.
+/// Maps a part of the machine's memory for DMA.
 ///
-/// RAM begins at address 0, and is the first that QEMU tells of. If it is not shared, the
-/// model can do nothing for this machine, and ends: `vfio_user` would pass an error on, at
-/// which QEMU goes on nevertheless. An IOMMU translates nothing yet, and Linux does not use
-/// address 0 later. ROM is not shared either, and is not writable.
+/// RAM begins at address 0, and QEMU maps it first. If RAM is not shared, the model cannot
+/// serve this machine and exits: `vfio_user` would only return an error, which QEMU ignores.
+/// No IOMMU translates at that point, and Linux does not map address 0 later. ROM is not
+/// shared either, but it is not writable.
 pub fn dma_map(
     model: &str,
     memory: &mut Memory,
@@ -150,11 +150,11 @@ pub fn dma_map(
     memory.map(address, size, file, offset, is_writable)
 }
 
-/// And takes it back.
+/// Unmaps a range that QEMU takes back.
 pub fn dma_unmap(memory: &mut Memory, flags: DmaUnmapFlags, address: u64, size: u64) {
     if flags.contains(DmaUnmapFlags::UNMAP_ALL) {
         memory.unmap(0, u64::MAX);
-        // The range that a size can say lacks the last byte.
+        // A size of u64::MAX leaves out the last byte.
         memory.unmap(u64::MAX, 1);
     } else {
         memory.unmap(address, size);

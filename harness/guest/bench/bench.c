@@ -4,7 +4,9 @@
  * series. Each line of output is a JSON object: a case, a number of pages, and
  * what the case took. The host makes quotients of it.
  *
- * usage: bench ram | p2p
+ * usage: bench ram | p2p | callback
+ *
+ * callback: on the base with qemu/kernel/callback.patch
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -12,11 +14,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+#include <lib/test_hmm_uapi.h>
 #include <linux/p2ptest.h>
 
 #include "hmm_bench.h"
@@ -32,7 +36,16 @@
 #define MADV_COLLAPSE	25
 #endif
 
-static int bench_fd, gpu_fd, nic_fd;
+static int bench_fd, gpu_fd, nic_fd, dmirror_fd = -1;
+
+static int open_it(const char *path)
+{
+	int fd = open(path, O_RDWR);
+
+	if (fd < 0)
+		err(1, "%s", path);
+	return fd;
+}
 
 static uint64_t ticks(void)
 {
@@ -41,6 +54,14 @@ static uint64_t ticks(void)
 	asm volatile("lfence; rdtsc" : "=a"(low), "=d"(high) :: "memory");
 	return low | (uint64_t)high << 32;
 }
+
+/*
+ * Begins the span @n, or ends it if that is 0: see spans in qemu/bench.toml. A
+ * NOP, which a plugin of QEMU recognizes.
+ */
+#define SPAN(n) \
+	asm volatile(".byte 0x0f, 0x1f, 0x84, 0x00, " #n ", 0xc0, 0xde, 0x5a" \
+		     ::: "memory")
 
 static void say(const char *what, unsigned long pages, uint64_t count)
 {
@@ -138,6 +159,23 @@ static void map_range(const char *what, char *h, unsigned int flags)
 	}
 }
 
+/* To the memory of test_hmm, which also copies what it moved to @ptr */
+static void migrate_dmirror(char *p, size_t len)
+{
+	char *copy = malloc(len);
+	struct hmm_dmirror_cmd cmd = {
+		.addr = (uintptr_t)p,
+		.ptr = (uintptr_t)copy,
+		.npages = len / PAGE,
+	};
+
+	if (!copy || ioctl(dmirror_fd, HMM_DMIRROR_MIGRATE_TO_DEV, &cmd) ||
+	    cmd.cpages != cmd.npages)
+		err(1, "%llu of %zu pages moved to test_hmm", cmd.cpages,
+		    len / PAGE);
+	free(copy);
+}
+
 static void migrate(char *p, size_t len)
 {
 	struct p2ptest_gpu_migrate args = {
@@ -146,6 +184,8 @@ static void migrate(char *p, size_t len)
 		.dir = P2PTEST_GPU_TO_VRAM,
 	};
 
+	if (dmirror_fd >= 0)
+		return migrate_dmirror(p, len);
 	if (ioctl(gpu_fd, P2PTEST_GPU_MIGRATE, &args) ||
 	    args.pages != len / PAGE)
 		err(1, "%llu of %zu pages moved to VRAM", args.pages,
@@ -160,6 +200,42 @@ static void keep_least(uint64_t *least, uint64_t count)
 {
 	if (count < *least)
 		*least = count;
+}
+
+/*
+ * What it takes to take a huge page away that is registered and mapped: the page
+ * stays where it is, so that no driver has to free memory
+ */
+static void invalidation(const char *name, unsigned int flags)
+{
+	const bool peer = flags & BENCH_P2P_OK;
+	uint64_t least = UINT64_MAX;
+	int round;
+
+	for (round = 0; round < ROUNDS; round++) {
+		char *p = anonymous(HUGE, true);
+		struct hmm_bench args = {
+			.addr = (uintptr_t)p,
+			.pages = HUGE_PAGES,
+			.flags = flags | BENCH_FAULT | BENCH_MAP | BENCH_KEEP,
+			.rounds = 1,
+		};
+		int fd = open_it("/dev/hmm_bench");
+		uint64_t start;
+
+		if (peer)
+			migrate(p, HUGE);
+		if (ioctl(fd, HMM_BENCH, &args))
+			err(1, "registration, flags %x", args.flags);
+		found(&args, peer ? 0 : HUGE_PAGES, peer ? HUGE_PAGES : 0);
+		start = ticks();
+		if (mprotect(p, HUGE, PROT_READ))
+			err(1, "mprotect");
+		keep_least(&least, ticks() - start);
+		close(fd);
+		munmap(p, HUGE);
+	}
+	say(name, HUGE_PAGES, least);
 }
 
 /* Every second page is there, and the others are faulted in, which changes no other */
@@ -208,8 +284,11 @@ static void ram(bool ranges)
 		say("fault_2m", huge_sizes[i], args.fault);
 		say("alternating_ram", sizes[i], alternating(sizes[i], false));
 	}
-	if (ranges)
+	invalidation("invalidate_ram_each", 0);
+	if (ranges) {
+		invalidation("invalidate_ram", BENCH_MAP_RANGE);
 		map_range("ram", h, BENCH_FAULT);
+	}
 	munmap(p, sizes[1] * PAGE);
 	munmap(h, huge_sizes[1] * PAGE);
 }
@@ -255,25 +334,50 @@ static uint64_t home_and_back(char *p, unsigned long pages)
 	return least;
 }
 
+static const unsigned int peer = BENCH_FAULT | BENCH_P2P_OK;
+
+/* Pages of 4 KiB where they are */
+static void alias_small(char *p, unsigned long pages)
+{
+	struct hmm_bench args = fault(p, pages, peer, ROUNDS);
+
+	found(&args, 0, pages);
+	say("alias_4k", pages, args.fault);
+	args = fault(p, pages, peer | BENCH_MAP, ROUNDS);
+	say("map_alias", pages, args.map);
+	say("unmap_alias", pages, args.unmap);
+	say("alias_4k_runs", pages, args.runs);
+}
+
+/* As alias(), by the callback of an earlier series */
+static void callback(void)
+{
+	char *p = anonymous(sizes[1] * PAGE, false);
+	int i;
+
+	dmirror_fd = open_it("/dev/hmm_dmirror0");
+	migrate(p, sizes[1] * PAGE);
+	for (i = 0; i < 2; i++)
+		alias_small(p, sizes[i]);
+	munmap(p, sizes[1] * PAGE);
+}
+
 /* Where the pages are, or by way of host memory and back */
 static void alias(void)
 {
 	char *p = anonymous(sizes[1] * PAGE, false);
 	char *h = anonymous(huge_sizes[1] * PAGE, true);
-	const unsigned int peer = BENCH_FAULT | BENCH_P2P_OK;
 	struct hmm_bench args;
 	int i;
 
 	migrate(p, sizes[1] * PAGE);
 	migrate(h, huge_sizes[1] * PAGE);
 	for (i = 0; i < 2; i++) {
-		args = fault(p, sizes[i], peer, ROUNDS);
-		found(&args, 0, sizes[i]);
-		say("alias_4k", sizes[i], args.fault);
-		args = fault(p, sizes[i], peer | BENCH_MAP, ROUNDS);
-		say("map_alias", sizes[i], args.map);
-		say("unmap_alias", sizes[i], args.unmap);
-		say("alias_4k_runs", sizes[i], args.runs);
+		alias_small(p, sizes[i]);
+		args = fault(p, sizes[i], peer | BENCH_MAP | BENCH_MAP_RANGE,
+			     ROUNDS);
+		say("map_alias_4k", sizes[i], args.map);
+		say("unmap_alias_4k", sizes[i], args.unmap);
 		args = fault(h, huge_sizes[i], peer, ROUNDS);
 		found(&args, 0, huge_sizes[i]);
 		say("alias_2m", huge_sizes[i], args.fault);
@@ -283,6 +387,8 @@ static void alias(void)
 		say("alternating_alias", sizes[i], alternating(sizes[i], true));
 	}
 	map_range("alias", h, peer);
+	invalidation("invalidate_alias_each", BENCH_P2P_OK);
+	invalidation("invalidate_alias", BENCH_P2P_OK | BENCH_MAP_RANGE);
 	for (i = 0; i < 2; i++) {
 		say("home_and_back_4k", sizes[i], home_and_back(p, sizes[i]));
 		say("home_and_back_2m", huge_sizes[i],
@@ -346,8 +452,13 @@ static void nic_round(bool peer, struct nic_least *least)
 	for (i = 0; i < NIC_PAGES; i++) {
 		uint64_t start;
 
+		if (peer)
+			SPAN(1);
 		cold += nic_read(reg.handle, p + i * PAGE, true);
+		if (peer)
+			SPAN(2);
 		warm += nic_read(reg.handle, p + i * PAGE, false);
+		SPAN(0);
 		start = cpu_time();
 		if (!peer)
 			migrate(p + i * PAGE, PAGE);
@@ -437,7 +548,10 @@ static void registration(const char *size, unsigned long pages)
 		keep_least(&least.plain, drop_page(p));
 		p[0] = 1;
 		migrate(p, PAGE);
+		if (!strcmp(size, "1m"))
+			SPAN(3);
 		keep_least(&least.first, register_it(cache, p, len));
+		SPAN(0);
 		keep_least(&least.cached, register_it(cache, p, len));
 		keep_least(&least.revoked, drop_page(p));
 		p2p_cache_free(cache);
@@ -453,24 +567,22 @@ static void registration(const char *size, unsigned long pages)
 	say(name, 1, args.fault + args.map);
 }
 
-static int open_it(const char *path)
-{
-	int fd = open(path, O_RDWR);
-
-	if (fd < 0)
-		err(1, "%s", path);
-	return fd;
-}
-
 int main(int argc, char **argv)
 {
-	if (argc != 2 || (strcmp(argv[1], "ram") && strcmp(argv[1], "p2p")))
-		errx(2, "usage: bench ram|p2p");
+	const char *what = argc == 2 ? argv[1] : "";
+
+	if (strcmp(what, "ram") && strcmp(what, "p2p") &&
+	    strcmp(what, "callback"))
+		errx(2, "usage: bench ram|p2p|callback");
 	bench_fd = open_it("/dev/hmm_bench");
 	/* The base can not map a range */
-	ram(!strcmp(argv[1], "p2p"));
+	ram(!strcmp(what, "p2p"));
+	if (!strcmp(what, "callback")) {
+		callback();
+		return 0;
+	}
 	range();
-	if (!strcmp(argv[1], "p2p")) {
+	if (!strcmp(what, "p2p")) {
 		gpu_fd = open_it("/dev/p2ptest_gpu0");
 		nic_fd = open_it("/dev/p2ptest_nic0");
 		alias();

@@ -24,15 +24,44 @@
 #define NIC_VENDOR	0x1234
 #define NIC_DEVICE	0x11e8
 
+/* QEMU's ivshmem-plain */
+#define GPU_VENDOR	0x1af4
+#define GPU_DEVICE	0x1110
+#define GPU_BAR		2
+
 struct bench {
 	struct mmu_interval_notifier notifier;
 	struct mutex lock;
 	struct hmm_dma_map map;
 	dma_addr_t *addrs;
 	struct device *nic;
+	/* BENCH_KEEP, under the lock: what is mapped, and BENCH_MAP_RANGE */
+	unsigned long kept;
+	bool by_range;
 };
 
 static struct pci_dev *bench_nic;
+
+static void bench_unmap(struct bench *bench, unsigned long pages, bool by_range)
+{
+	unsigned long i;
+
+#ifdef BENCH_RANGE
+	if (by_range) {
+		hmm_dma_unmap_range(bench->nic, &bench->map, 0, pages);
+		return;
+	}
+#endif
+	for (i = 0; i < pages; i++)
+		hmm_dma_unmap_pfn(bench->nic, &bench->map, i);
+}
+
+/* Under the lock, or once the notifier is gone */
+static void bench_unmap_kept(struct bench *bench)
+{
+	bench_unmap(bench, bench->kept, bench->by_range);
+	bench->kept = 0;
+}
 
 static bool bench_invalidate(struct mmu_interval_notifier *notifier,
 			     const struct mmu_notifier_range *range,
@@ -42,9 +71,11 @@ static bool bench_invalidate(struct mmu_interval_notifier *notifier,
 
 	if (!mmu_notifier_range_blockable(range))
 		return false;
-	/* Nothing is mapped, except under the lock */
+	/* Nothing else is mapped, except under the lock */
 	mutex_lock(&bench->lock);
 	mmu_interval_set_seq(notifier, seq);
+	if (bench->kept)
+		bench_unmap_kept(bench);
 	mutex_unlock(&bench->lock);
 	return true;
 }
@@ -59,6 +90,17 @@ static void bench_least(__u64 *least, cycles_t ticks)
 		*least = ticks;
 }
 
+static bool bench_is_peer(unsigned long pfn)
+{
+#if defined(BENCH_P2P)
+	return pfn & HMM_PFN_P2P_ALIAS;
+#elif defined(BENCH_CALLBACK)
+	return is_pci_p2pdma_page(hmm_pfn_to_page(pfn));
+#else
+	return false;
+#endif
+}
+
 static void bench_look(struct bench *bench, struct hmm_bench *args)
 {
 	unsigned long *pfns = bench->map.pfn_list;
@@ -70,11 +112,9 @@ static void bench_look(struct bench *bench, struct hmm_bench *args)
 	for (i = 0; i < args->pages; i++) {
 		if (!(pfns[i] & HMM_PFN_VALID))
 			continue;
-#ifdef BENCH_P2P
-		if (pfns[i] & HMM_PFN_P2P_ALIAS)
+		if (bench_is_peer(pfns[i]))
 			args->alias++;
 		else
-#endif
 			args->host++;
 		if (!i || hmm_pfn_to_phys(pfns[i]) !=
 			  hmm_pfn_to_phys(pfns[i - 1]) + PAGE_SIZE)
@@ -105,7 +145,8 @@ static int bench_map_range(struct bench *bench, struct hmm_bench *args)
 	done = hmm_dma_map_range(bench->nic, &bench->map, 0, args->pages,
 				 &state, bench->addrs);
 	mapped = get_cycles();
-	hmm_dma_unmap_range(bench->nic, &bench->map, 0, args->pages);
+	if (!(args->flags & BENCH_KEEP))
+		bench_unmap(bench, args->pages, true);
 	bench_least(&args->unmap, get_cycles() - mapped);
 	bench_least(&args->map, mapped - start);
 	return done == args->pages ? 0 : -EIO;
@@ -134,8 +175,8 @@ static int bench_map(struct bench *bench, struct hmm_bench *args)
 		failed |= hmm_dma_map_pfn(bench->nic, &bench->map, i, &state) ==
 			  DMA_MAPPING_ERROR;
 	mapped = get_cycles();
-	for (i = 0; i < args->pages; i++)
-		hmm_dma_unmap_pfn(bench->nic, &bench->map, i);
+	if (!(args->flags & BENCH_KEEP))
+		bench_unmap(bench, args->pages, false);
 	bench_least(&args->unmap, get_cycles() - mapped);
 	bench_least(&args->map, mapped - start);
 	return failed ? -EIO : 0;
@@ -159,6 +200,9 @@ static int bench_round(struct bench *bench, struct hmm_bench *args)
 	range.dma_dev = bench->nic;
 	if (args->flags & BENCH_P2P_OK)
 		range.default_flags |= HMM_PFN_REQ_TRY_P2P;
+#elif defined(BENCH_CALLBACK)
+	if (args->flags & BENCH_P2P_OK)
+		range.default_flags |= HMM_PFN_ALLOW_P2P;
 #endif
 	for (;;) {
 		range.notifier_seq = mmu_interval_read_begin(range.notifier);
@@ -185,6 +229,10 @@ static int bench_round(struct bench *bench, struct hmm_bench *args)
 	bench_look(bench, args);
 	if (args->flags & BENCH_MAP)
 		ret = bench_map(bench, args);
+	if (!ret && args->flags & BENCH_KEEP) {
+		bench->kept = args->pages;
+		bench->by_range = args->flags & BENCH_MAP_RANGE;
+	}
 	mutex_unlock(&bench->lock);
 	return ret;
 }
@@ -201,14 +249,50 @@ static int bench_run(struct bench *bench, struct hmm_bench *args)
 		return ret;
 	for (i = 0; !ret && i < args->rounds; i++)
 		ret = bench_round(bench, args);
-	mmu_interval_notifier_remove(&bench->notifier);
+	if (ret || !(args->flags & BENCH_KEEP))
+		mmu_interval_notifier_remove(&bench->notifier);
 	return ret;
+}
+
+static void bench_free(struct bench *bench)
+{
+	if (bench->map.dma_entry_size)
+		hmm_dma_map_free(bench->nic, &bench->map);
+	else
+		kvfree(bench->map.pfn_list);
+	kvfree(bench->addrs);
+	kfree(bench);
+}
+
+static struct bench *bench_new(const struct hmm_bench *args)
+{
+	struct bench *bench = kzalloc(sizeof(*bench), GFP_KERNEL);
+	int ret = 0;
+
+	if (!bench)
+		return NULL;
+	mutex_init(&bench->lock);
+	bench->nic = &bench_nic->dev;
+	bench->addrs = kvcalloc(args->pages, sizeof(*bench->addrs), GFP_KERNEL);
+	if (args->flags & BENCH_MAP)
+		ret = hmm_dma_map_alloc(bench->nic, &bench->map, args->pages,
+					PAGE_SIZE);
+	else
+		bench->map.pfn_list = kvcalloc(args->pages, sizeof(long),
+					       GFP_KERNEL);
+	if (bench->addrs && !ret && bench->map.pfn_list)
+		return bench;
+	if (ret)
+		memset(&bench->map, 0, sizeof(bench->map));
+	bench_free(bench);
+	return NULL;
 }
 
 static long bench_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct hmm_bench args;
 	struct bench *bench;
+	bool keep;
 	int ret;
 
 	if (cmd != HMM_BENCH)
@@ -218,46 +302,51 @@ static long bench_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	if (!args.pages || !PAGE_ALIGNED(args.addr) ||
 	    (args.run && args.pages % args.run))
 		return -EINVAL;
+	keep = args.flags & BENCH_KEEP;
+	if (keep && (file->private_data || args.rounds != 1 ||
+		     !(args.flags & BENCH_MAP)))
+		return -EINVAL;
 	args.fault = 0;
 	args.all = 0;
 	args.map = 0;
 	args.unmap = 0;
 
-	bench = kzalloc(sizeof(*bench), GFP_KERNEL);
+	bench = bench_new(&args);
 	if (!bench)
 		return -ENOMEM;
-	mutex_init(&bench->lock);
-	bench->nic = &bench_nic->dev;
-	bench->addrs = kvcalloc(args.pages, sizeof(*bench->addrs), GFP_KERNEL);
-	if (!bench->addrs) {
-		kfree(bench);
-		return -ENOMEM;
-	}
-
-	if (args.flags & BENCH_MAP) {
-		ret = hmm_dma_map_alloc(bench->nic, &bench->map, args.pages,
-					PAGE_SIZE);
-	} else {
-		bench->map.pfn_list = kvcalloc(args.pages, sizeof(long),
-					       GFP_KERNEL);
-		ret = bench->map.pfn_list ? 0 : -ENOMEM;
-	}
-	if (!ret) {
-		ret = bench_run(bench, &args);
-		if (args.flags & BENCH_MAP)
-			hmm_dma_map_free(bench->nic, &bench->map);
-		else
-			kvfree(bench->map.pfn_list);
-	}
-	kvfree(bench->addrs);
-	kfree(bench);
+	ret = bench_run(bench, &args);
+	if (keep && !ret)
+		file->private_data = bench;
+	else
+		bench_free(bench);
 	if (!ret && copy_to_user((void __user *)arg, &args, sizeof(args)))
 		ret = -EFAULT;
 	return ret;
 }
 
+/* misc_open() leaves the device there */
+static int bench_open(struct inode *inode, struct file *file)
+{
+	file->private_data = NULL;
+	return 0;
+}
+
+static int bench_release(struct inode *inode, struct file *file)
+{
+	struct bench *bench = file->private_data;
+
+	if (bench) {
+		mmu_interval_notifier_remove(&bench->notifier);
+		bench_unmap_kept(bench);
+		bench_free(bench);
+	}
+	return 0;
+}
+
 static const struct file_operations bench_fops = {
 	.owner = THIS_MODULE,
+	.open = bench_open,
+	.release = bench_release,
 	.unlocked_ioctl = bench_ioctl,
 };
 
@@ -267,6 +356,33 @@ static struct miscdevice bench_misc = {
 	.fops = &bench_fops,
 };
 
+#ifdef BENCH_CALLBACK
+/* In qemu/kernel/callback.patch */
+extern unsigned long dmirror_peer_pfn, dmirror_peer_pages;
+
+/* Makes test_hmm's pages addresses in the BAR of QEMU's ivshmem-plain */
+static int bench_callback(void)
+{
+	struct pci_dev *gpu = pci_get_device(GPU_VENDOR, GPU_DEVICE, NULL);
+	int ret;
+
+	if (!gpu)
+		return -ENODEV;
+	ret = pci_p2pdma_add_resource(gpu, GPU_BAR, 0, 0);
+	if (!ret) {
+		dmirror_peer_pfn = PHYS_PFN(pci_resource_start(gpu, GPU_BAR));
+		dmirror_peer_pages = pci_resource_len(gpu, GPU_BAR) >> PAGE_SHIFT;
+	}
+	pci_dev_put(gpu);
+	return ret;
+}
+#else
+static int bench_callback(void)
+{
+	return 0;
+}
+#endif
+
 static int __init bench_init(void)
 {
 	int ret;
@@ -275,6 +391,8 @@ static int __init bench_init(void)
 	if (!bench_nic)
 		return -ENODEV;
 	ret = dma_set_mask_and_coherent(&bench_nic->dev, DMA_BIT_MASK(64));
+	if (!ret)
+		ret = bench_callback();
 	if (!ret)
 		ret = misc_register(&bench_misc);
 	if (ret)

@@ -13,6 +13,7 @@
 #define BENCH_P2P_OK	(1U << 1)	/* HMM_PFN_REQ_TRY_P2P for the NIC */
 #define BENCH_MAP	(1U << 2)	/* map for the NIC, and unmap again */
 #define BENCH_MAP_RANGE	(1U << 3)	/* the same, all pages by one call */
+#define BENCH_KEEP	(1U << 4)	/* leave them mapped for the MMU notifier */
 
 /**
  * struct hmm_bench - one call of hmm_range_fault()
@@ -29,6 +30,10 @@
  * @host: (out) pages that were found in host memory
  * @alias: (out) pages whose alias was found
  * @runs: (out) runs of adjacent addresses
+ *
+ * With BENCH_KEEP, which goes with BENCH_MAP, @rounds is 1. The MMU notifier unmaps
+ * all pages when any page is invalidated; close() ends the registration. A file
+ * descriptor takes one such call.
  *
  * A tick is an instruction where QEMU counts them with -icount shift=0.
  */

@@ -1,5 +1,5 @@
-//! Calls git so that the result depends on its input alone: the user's
-//! configuration, identity and clock are left out.
+//! Runs git so that the result depends only on the input. The user's configuration,
+//! identity and clock have no effect.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::proc::capture;
 
-/// Who commits; authors are those of the patches.
+/// The committer. Commits keep the authors of the patches.
 const COMMITTER: &str = "p2p";
 const COMMITTER_EMAIL: &str = "p2p@localhost";
 
@@ -27,7 +27,7 @@ pub fn git(dir: &Path, args: &[&str]) -> Command {
         .env("GIT_COMMITTER_NAME", COMMITTER)
         .env("GIT_COMMITTER_EMAIL", COMMITTER_EMAIL)
         .env("LC_ALL", "C");
-    // The tree may belong to somebody else, e.g. in a container.
+    // The tree may belong to another user, e.g. in a container.
     let settings = [
         ("safe.directory", "*"),
         ("core.abbrev", "12"),
@@ -44,19 +44,19 @@ pub fn git(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// What a git command prints, without the last newline.
+/// The output of a git command, without the last newline.
 pub fn ask(dir: &Path, args: &[&str]) -> Result<String> {
     Ok(capture(&mut git(dir, args))?.trim_end().to_owned())
 }
 
-/// The commit that the repository in `dir` is at. A directory that merely lies
-/// in somebody else's repository has none.
+/// The commit that the repository in `dir` is at. `None` if `dir` is only a subdirectory
+/// of another repository.
 pub fn head_of_repository(dir: &Path) -> Option<String> {
     let prefix = ask(dir, &["rev-parse", "--show-prefix"]).ok()?;
     prefix.is_empty().then(|| commit(dir, "HEAD")).flatten()
 }
 
-/// The commit that a name stands for, if it stands for one.
+/// The commit that a name refers to, if there is one.
 pub fn commit(dir: &Path, name: &str) -> Option<String> {
     let name = format!("{name}^{{commit}}");
     ask(dir, &["rev-parse", "--verify", "--quiet", &name]).ok()

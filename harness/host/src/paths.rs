@@ -1,5 +1,5 @@
-//! Where things are. Nothing is written outside `build/` and the cache, unless
-//! the user says so with `O=`.
+//! The directories of a run. Files are written only below `build/` and the cache, unless
+//! the user sets `O=`.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -13,27 +13,26 @@ use crate::status::Usage;
 pub struct Paths {
     /// The repository.
     pub root: PathBuf,
-    /// What trees and kernels are made in: `build`, or a place below it that
-    /// belongs to one `KDIR`.
+    /// Where trees and kernels are built: `build`, or a directory below it for one `KDIR`.
     pub work: PathBuf,
-    /// Where kernels are built: `work`, or what `O=` says.
+    /// Where kernels are built: `work`, or the directory that `O=` names.
     pub output: PathBuf,
-    /// Cache between clones: packages, tools, ccache.
+    /// The cache that clones share: packages, tools, ccache.
     pub cache: PathBuf,
-    /// The user's kernel tree, if he gave one.
+    /// The user's kernel tree (`KDIR=`), if any.
     pub kdir: Option<PathBuf>,
 }
 
-/// Folders of the host that the guest does not see.
+/// Host directories that the guest cannot see.
 const HIDDEN: [&str; 3] = ["/run", "/var/log", "/var/tmp"];
 
 impl Paths {
-    /// Where machines leave what they have said and written, each in a folder of its own.
+    /// Where machines write their logs and files, in one directory each.
     pub fn runs(&self) -> PathBuf {
         self.build().join("run")
     }
 
-    /// Finds the directories, and checks those that the user gave.
+    /// Finds the directories, and checks the ones that the user set.
     pub fn new(root: &Path, kdir: Option<&Path>, output: Option<&Path>) -> Result<Self> {
         let root = fs::canonicalize(root).with_context(|| root.display().to_string())?;
         if !root.join("qemu/kernels.toml").is_file() {
@@ -93,7 +92,7 @@ impl Paths {
         self.work.join("linux")
     }
 
-    /// What builds and checks have said.
+    /// The logs of builds and checks.
     pub fn logs(&self) -> PathBuf {
         self.build().join("logs")
     }
@@ -103,14 +102,9 @@ impl Paths {
         self.build().join("results")
     }
 
-    /// A file of results that a run goes on from: that of the last run here, or
-    /// else the one in Documentation/.
-    pub fn known(&self, name: &str) -> PathBuf {
-        let here = self.results().join(name);
-        if here.is_file() {
-            return here;
-        }
-        self.root.join("Documentation").join(name)
+    /// Recorded results of another run. Output marks them as recorded.
+    pub fn recorded(&self) -> PathBuf {
+        self.root.join("results")
     }
 
     /// A path as seen from the repository, for messages.
@@ -147,7 +141,7 @@ fn kernel_tree(kdir: &Path) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// A name for a tree that two trees do not share.
+/// A unique short name for a tree.
 fn short_name(tree: &Path) -> String {
     let name = tree.file_name().unwrap_or_default().to_string_lossy();
     let name: String = name
@@ -165,7 +159,7 @@ pub fn digest(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// Two digits for each byte.
+/// Bytes as hex, two digits each.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,10 +1,10 @@
-//! Starts programs so that none outlives this one: each gets its own process
-//! group, and Ctrl-C ends every group before it ends us.
+//! Starts programs so that none outlives this process. Each program gets its own process
+//! group, and Ctrl-C ends every group before this process exits.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write, pipe};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
@@ -20,19 +20,19 @@ use signal_hook::iterator::Signals;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Groups that run now. The lock also orders "start a group" against "end all
-/// groups": none can be started after the signal and be missed.
+/// The groups that run now. The lock also orders "start a group" against "end all groups".
+/// After the signal no group can start, so none is missed.
 static GROUPS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
-/// How long programs may take to end themselves before they are killed.
+/// How long programs have to exit before they are killed.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Whether a signal has asked us to stop.
+/// Whether a signal has asked this process to stop.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
 }
 
-/// Ends every program that we started when a signal asks us to stop.
+/// Ends every program that this process started when a signal asks it to stop.
 pub fn watch_signals() -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     thread::spawn(move || {
@@ -56,12 +56,12 @@ pub fn watch_signals() -> Result<()> {
 
 fn end_all(signal: Signal) {
     for &group in GROUPS.lock().expect("no panic holds it").iter() {
-        // A group that is gone needs no signal.
+        // The group may be gone already.
         let _ = killpg(Pid::from_raw(group), signal);
     }
 }
 
-/// A program and everything it starts; ended when dropped.
+/// A program and everything it starts. Dropping it ends them.
 struct Group {
     child: Child,
     id: i32,
@@ -99,13 +99,13 @@ impl Drop for Group {
     fn drop(&mut self) {
         let mut groups = GROUPS.lock().expect("no panic holds it");
         groups.remove(&self.id);
-        // Also what the program left behind in its group.
+        // This also kills what the program left behind in its group.
         let _ = killpg(Pid::from_raw(self.id), Signal::SIGKILL);
         let _ = self.child.wait();
     }
 }
 
-/// The command as it could be typed.
+/// The command as a shell accepts it.
 pub fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words
@@ -114,7 +114,7 @@ pub fn shown(command: &Command) -> String {
         .join(" ")
 }
 
-/// `word` as a shell needs it.
+/// `word`, quoted for a shell if needed.
 pub fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -124,8 +124,7 @@ pub fn quote(word: &str) -> String {
     }
 }
 
-/// Runs a program and gives what it printed; an error holds the end of what it
-/// complained of.
+/// Runs a program and returns its output. An error contains the end of its standard error.
 pub fn capture(command: &mut Command) -> Result<String> {
     let (status, out, err) = output(command)?;
     if !status.success() {
@@ -134,7 +133,7 @@ pub fn capture(command: &mut Command) -> Result<String> {
     Ok(out)
 }
 
-/// As [`capture`], with a file as the program's input.
+/// Like [`capture`], with a file as the program's input.
 pub fn capture_from(command: &mut Command, input: &Path) -> Result<String> {
     let file = File::open(input).with_context(|| input.display().to_string())?;
     let (status, out, err) = collect(command.stdin(file))?;
@@ -144,12 +143,12 @@ pub fn capture_from(command: &mut Command, input: &Path) -> Result<String> {
     Ok(out)
 }
 
-/// Runs a program; gives its status and both of its outputs.
+/// Runs a program. Returns its status, standard output and standard error.
 pub fn output(command: &mut Command) -> Result<(ExitStatus, String, String)> {
     collect(command.stdin(Stdio::null()))
 }
 
-/// As [`output`]; the caller has said where input comes from.
+/// Like [`output`], but the caller sets standard input.
 pub fn collect(command: &mut Command) -> Result<(ExitStatus, String, String)> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut group = Group::spawn(command)?;
@@ -166,8 +165,8 @@ fn read_all(mut source: impl std::io::Read) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Runs a program, writes both of its outputs to `log` as they come, and shows
-/// each line to `on_line`.
+/// Runs a program, writes both of its outputs to `log` as they arrive, and passes each
+/// line to `on_line`.
 pub fn stream(
     mut command: Command,
     log: &Path,
@@ -180,7 +179,7 @@ pub fn stream(
         .stdout(writer.try_clone()?)
         .stderr(writer);
     let group = Group::spawn(&mut command)?;
-    // Only the program may hold the writing end, or it would never end.
+    // Close our write ends. Otherwise the reader never sees end of file.
     drop(command);
 
     let mut reader = BufReader::new(reader);
@@ -193,10 +192,10 @@ pub fn stream(
     group.wait()
 }
 
-/// A program that runs beside us and is ended when this is dropped.
+/// A program that runs in the background. Dropping it ends the program.
 pub struct Background(Group);
 
-/// Starts a program that runs beside us; both of its outputs go to `log`.
+/// Starts a program in the background. Both of its outputs go to `log`.
 pub fn background(command: &mut Command, log: &Path) -> Result<Background> {
     let file = File::create(log).with_context(|| log.display().to_string())?;
     command
@@ -207,20 +206,30 @@ pub fn background(command: &mut Command, log: &Path) -> Result<Background> {
 }
 
 impl Background {
-    /// Whether it has ended, and how.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.0.child.try_wait()?)
     }
 }
 
-/// Runs a program in the foreground, with our terminal.
+/// Runs a program in the foreground, in our process group, with our terminal.
+///
+/// Ctrl-C reaches the program and this process in any order. The program may end from
+/// SIGINT before this process sees its own signal, so the program's status counts as well.
 pub fn interactive(command: &mut Command) -> Result<ExitStatus> {
-    command
+    let status = command
         .status()
-        .with_context(|| command.get_program().to_string_lossy().into_owned())
+        .with_context(|| command.get_program().to_string_lossy().into_owned())?;
+    if status.signal() == Some(SIGINT) {
+        INTERRUPTED.store(true, Ordering::SeqCst);
+    }
+    if interrupted() {
+        bail!("interrupted");
+    }
+    Ok(status)
 }
 
-/// Jobs at a time, unless the user says otherwise.
+/// The default number of parallel jobs.
 pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -231,7 +240,7 @@ pub fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// Four spaces before each line.
+/// Indents each line by four spaces.
 pub fn indent(text: &str) -> String {
     text.lines()
         .map(|line| format!("    {line}\n"))
@@ -240,8 +249,8 @@ pub fn indent(text: &str) -> String {
         .to_owned()
 }
 
-/// Whether a process is gone, or is so within seconds: a killed orphan stays a
-/// zombie until its new parent looks. For tests.
+/// Whether a process ends within seconds. A killed orphan stays a zombie until its new
+/// parent reaps it. For tests.
 pub fn ends(pid: &str) -> bool {
     let state = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
@@ -301,7 +310,7 @@ mod tests {
     #[test]
     fn ctrl_c_leaves_nothing_running() {
         const SCRIPT: &str = "P2P_TEST_SCRIPT";
-        // The program that gets the signal is this test once more.
+        // This test starts itself again as the program that gets the signal.
         if let Ok(script) = std::env::var(SCRIPT) {
             watch_signals().unwrap();
             let mut sh = Command::new("sh");
@@ -310,7 +319,7 @@ mod tests {
             assert_eq!(result.as_ref().unwrap_err().to_string(), "interrupted");
             std::process::exit(status_of(&result).into());
         }
-        // What is started ends when it is asked to, or does not.
+        // The started program exits on SIGTERM in the first case and ignores it in the second.
         for trap in ["", "trap '' TERM; "] {
             let dir = tempfile::tempdir().unwrap();
             let mut child = Command::new(std::env::current_exe().unwrap())
@@ -335,7 +344,27 @@ mod tests {
         }
     }
 
-    /// What there is within seconds, if anything.
+    #[test]
+    fn ctrl_c_counts_that_only_the_program_in_the_foreground_has_seen() {
+        const CHILD: &str = "P2P_TEST_FOREGROUND";
+        // The flag belongs to the whole process, so the test runs in another one.
+        if std::env::var_os(CHILD).is_some() {
+            let mut sh = Command::new("sh");
+            let result = interactive(sh.args(["-c", "kill -s INT $$"]));
+            assert_eq!(result.as_ref().unwrap_err().to_string(), "interrupted");
+            std::process::exit(status_of(&result.map(|_| Verdict::Passed)).into());
+        }
+        let name = "ctrl_c_counts_that_only_the_program_in_the_foreground_has_seen";
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("proc::tests::{name}")])
+            .env(CHILD, "1")
+            .stdout(Stdio::null())
+            .status()
+            .unwrap();
+        assert_eq!(status.code(), Some(INTERRUPTED.into()));
+    }
+
+    /// Waits some seconds for `there` to return a value.
     fn soon<T>(mut there: impl FnMut() -> Option<T>) -> Option<T> {
         (0..1000).find_map(|_| {
             thread::sleep(Duration::from_millis(20));

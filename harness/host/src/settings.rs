@@ -1,5 +1,5 @@
-//! Reads settings, which are TOML files in the repository. An error names file, line and
-//! column, and shows the line.
+//! Reads settings from TOML files in the repository. An error names the file, line and
+//! column, and quotes the line.
 
 use std::fs;
 use std::path::Path;
@@ -7,13 +7,13 @@ use std::path::Path;
 use anyhow::{Context, Error, Result};
 use serde::de::DeserializeOwned;
 
-/// The settings in a file.
+/// Reads the settings in a file.
 pub fn read<T: DeserializeOwned>(file: &Path) -> Result<T> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
     parse(file, &text)
 }
 
-/// The settings in the text of a file.
+/// Parses the settings in the text of a file.
 pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T> {
     toml::from_str(text).map_err(|error: toml::de::Error| {
         let at = error.span().map_or(0, |span| span.start);

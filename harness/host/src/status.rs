@@ -1,4 +1,4 @@
-//! What a run comes to, and the exit status that says so.
+//! The result of a command and its exit status.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -7,16 +7,16 @@ use anyhow::Error;
 
 use crate::proc;
 
-/// How a command ended that could be carried out.
+/// The result of a command that could run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Everything is as expected.
     Passed,
-    /// It ran, and something is not as expected.
+    /// The command ran, and some result is not as expected.
     Failed,
 }
 
-/// The command cannot be meant as it was given.
+/// The command line is wrong.
 #[derive(Debug)]
 pub struct Usage(pub String);
 
@@ -32,7 +32,7 @@ impl std::error::Error for Usage {}
 pub const PASSED: u8 = 0;
 /// A test failed.
 pub const FAILED: u8 = 1;
-/// The run could not be carried out. An error that is no [`Usage`] means this.
+/// The run could not be carried out. Every error that is not a [`Usage`] has this status.
 pub const COULD_NOT_RUN: u8 = 2;
 /// Bad usage (EX_USAGE).
 pub const USAGE: u8 = 64;
@@ -50,7 +50,7 @@ pub fn status_of(result: &Result<Verdict, Error>) -> u8 {
     }
 }
 
-/// Runs `command`, prints an error for people, and gives the exit status.
+/// Runs `command`, prints its error if any, and returns the exit status.
 pub fn exit(command: impl FnOnce() -> Result<Verdict, Error>) -> ExitCode {
     let result = command();
     let status = status_of(&result);

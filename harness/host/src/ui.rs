@@ -15,7 +15,7 @@ pub struct Ui {
     pub verbose: bool,
 }
 
-/// Without a terminal, something that takes long says so this often.
+/// How often a long step prints a line without a terminal.
 const HEARTBEAT: Duration = Duration::from_secs(60);
 
 impl Ui {
@@ -38,7 +38,7 @@ impl Ui {
         }
     }
 
-    /// Begins something that takes time.
+    /// Begins a step that takes time.
     pub fn step(&self, what: impl Into<String>) -> Step<'_> {
         let what = what.into();
         let bar = self.terminal.then(|| {
@@ -63,7 +63,8 @@ impl Ui {
     }
 }
 
-/// Something that takes time. It vanishes when dropped, or leaves a line.
+/// A step that takes time. When dropped, it disappears from the screen. [`Step::done`]
+/// leaves a line.
 pub struct Step<'a> {
     ui: &'a Ui,
     what: String,
@@ -73,7 +74,7 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Says how far it is.
+    /// Shows how far the step is.
     pub fn at(&self, message: impl Into<String>) {
         let message = message.into();
         if let Some(bar) = &self.bar {
@@ -91,7 +92,7 @@ impl Step<'_> {
         }
     }
 
-    /// Ends with a line that stays.
+    /// Ends the step with a line that stays.
     pub fn done(self, result: impl AsRef<str>) {
         self.ui.say(format!(
             "{}: {} ({})",
@@ -111,7 +112,7 @@ impl Drop for Step<'_> {
     }
 }
 
-/// A duration as people write it.
+/// A duration in a readable form.
 pub fn seconds(time: Duration) -> String {
     let all = time.as_secs();
     match all {

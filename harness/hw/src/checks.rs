@@ -1,5 +1,5 @@
-//! What a host needs for peer-to-peer DMA between a GPU's memory and a NIC:
-//! what was found, what is missing, and the next step.
+//! The requirements of a host for peer-to-peer DMA between a GPU's memory and a NIC: what
+//! was found, what is missing, and the next step.
 
 use doctor::capture::{self, POLICY};
 use doctor::gpu;
@@ -13,38 +13,38 @@ use serde::Serialize;
 
 use super::sysroot::Host;
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// As it must be.
+    /// As required.
     Ok,
-    /// It works, but something is worth knowing.
+    /// It works, but there is something to know.
     Note,
-    /// Without it nothing can be tested.
+    /// Without it, nothing can be tested.
     Missing,
 }
 
-/// A check and what came of it.
+/// A check and its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// What was checked.
     pub check: String,
-    /// What it came to.
+    /// The result.
     pub state: State,
-    /// What is there.
+    /// What was found.
     pub found: String,
-    /// What to do about it; empty if nothing.
+    /// What to do about it. Empty if nothing.
     pub next: String,
 }
 
-/// What a host has.
+/// The results for a host.
 pub struct Survey {
-    /// Every check, in the order in which they matter.
+    /// Every check, in order of importance.
     pub findings: Vec<Finding>,
-    /// A GPU and a NIC that can be tested with each other.
+    /// A GPU and a NIC that can be tested together.
     pub pair: Option<Pair>,
-    /// Why perftest cannot put its buffer into the GPU.
+    /// Why perftest cannot put its buffer into GPU memory.
     pub no_perftest: Option<String>,
 }
 
@@ -55,11 +55,11 @@ pub struct Pair {
     pub gpu: String,
     /// Its driver.
     pub driver: String,
-    /// What p2pdma makes of the path.
+    /// p2pdma's result for the path.
     pub verdict: Verdict,
     /// The NIC's name in /sys/class/infiniband.
     pub nic: String,
-    /// What mlx5 takes reads of peers for, if not all of them work.
+    /// mlx5's limits for reads from peers, if not all of them work.
     pub reads: Option<Reads>,
 }
 
@@ -72,7 +72,7 @@ fn finding(check: &str, state: State, found: impl Into<String>, next: &str) -> F
     }
 }
 
-/// Looks at everything; `seen` is what the doctor sees, and `report` what it says.
+/// Checks everything. `seen` is the doctor's view of the host, and `report` its report.
 pub fn survey(host: &Host, seen: &doctor::Host, known: &Known, report: &Report) -> Survey {
     let mut findings = kernel(seen);
     let (gpus, more) = gpus(seen, known);
@@ -146,7 +146,7 @@ pub fn chosen(text: &str) -> Option<String> {
     Some(rest.split_once(']')?.0.to_owned())
 }
 
-/// Addresses of GPUs whose memory can be reached, and what was found of all.
+/// The addresses of GPUs whose memory is reachable, and the findings of all GPUs.
 fn gpus(seen: &doctor::Host, known: &Known) -> (Vec<String>, Vec<Finding>) {
     let mut usable = Vec::new();
     let mut findings = Vec::new();
@@ -177,7 +177,7 @@ fn gpus(seen: &doctor::Host, known: &Known) -> (Vec<String>, Vec<Finding>) {
     (usable, findings)
 }
 
-/// Where one will do, the others are no obstacle.
+/// If one device is usable, problems of the others are only notes.
 fn only_one_must_do(one_does: bool, findings: &mut [Finding]) {
     for finding in findings {
         if one_does && finding.state == State::Missing {
@@ -219,8 +219,8 @@ fn gpu_memory(seen: &doctor::Host, known: &Known, gpu: &Device) -> (State, Strin
         let kind = kind.map_or("unknown", |kind| &kind.name);
         return (State::Ok, format!("{ids}, {kind}, nouveau"), String::new());
     }
-    // amdgpu reserves addresses for its pages when it loads, xe when the first program asks
-    // for a VM with page faults.
+    // amdgpu reserves addresses for its pages when it is loaded. xe does so when the first
+    // program creates a VM with page faults.
     if seen.has_device_memory(gpu) == Some(true) {
         (
             State::Ok,
@@ -272,7 +272,7 @@ fn bar(gpu: &Device, number: usize, pages: Option<Pages>) -> Finding {
     finding(&check, State::Note, found, resize)
 }
 
-/// Names of NICs that can be tested, and what was found of all.
+/// The names of NICs that can be tested, and the findings of all NICs.
 fn nics(host: &Host, seen: &doctor::Host) -> (Vec<String>, Vec<Finding>) {
     let mut usable = Vec::new();
     let mut findings = Vec::new();
@@ -330,7 +330,7 @@ fn nic(host: &Host, name: &str, device: &Device) -> (State, String, &'static str
         .take_while(|line| !line.ends_with(':'))
         .filter(|line| line.starts_with("SUPPORT_"))
         .collect();
-    // For ib_write_bw and ib_read_bw.
+    // ib_write_bw and ib_read_bw need these.
     let needed = ["SUPPORT_WRITE", "SUPPORT_READ"];
     let lacking: Vec<_> = needed.into_iter().filter(|op| !rc.contains(op)).collect();
     if !said.contains("ODP_SUPPORT") || !lacking.is_empty() {
@@ -382,7 +382,7 @@ fn iommu(picture: &Picture) -> Finding {
     finding("iommu", State::Ok, found, "")
 }
 
-/// The best pair that can be tested, and what the doctor says of all.
+/// The best pair that can be tested, and the doctor's findings about all pairs.
 fn paths(
     seen: &doctor::Host,
     report: &Report,
@@ -430,7 +430,7 @@ fn paths(
     (best.map(|(_, pair)| pair), findings)
 }
 
-/// What the doctor says of a path, and of what mlx5 makes of it.
+/// The doctor's finding about a path, with mlx5's limits.
 fn path(report: &Report, pair: &PairReport) -> (State, String, String) {
     let obstacles = report.obstacles.iter();
     let obstacles: Vec<_> = obstacles
@@ -462,7 +462,7 @@ fn path(report: &Report, pair: &PairReport) -> (State, String, String) {
 
 fn perftest(host: &Host) -> Finding {
     let next = "for speeds, build perftest of April 2025 or newer from source: ./configure --enable-opencl";
-    let Some(help) = host.said("ib_write_bw", &["--help"]) else {
+    let Some(help) = host.output_of("ib_write_bw", &["--help"]) else {
         return finding("perftest", State::Note, "ib_write_bw is not there", next);
     };
     let lacking: Vec<_> = ["--odp", "--use_opencl", "--gpu_touch"]

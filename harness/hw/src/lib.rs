@@ -1,9 +1,9 @@
-//! The series on real hardware: says first what the host has and what it lacks,
-//! because peer-to-peer DMA that is silently off looks like peer-to-peer DMA
-//! that is slow; then runs perftest, and the selftests, which compare contents.
+//! Tests the series on real hardware. First it reports what the host has and what it
+//! lacks, because disabled peer-to-peer DMA looks like slow peer-to-peer DMA. Then it runs
+//! perftest, and the selftests, which compare contents.
 //!
-//! Nothing of the host is changed but the policy knob, which is put back, and that
-//! test_hmm is loaded while its tests run.
+//! It changes the host in two ways only: it sets the policy, which it restores, and it
+//! loads test_hmm while the tests of that module run.
 
 #![warn(unused_crate_dependencies)]
 
@@ -11,6 +11,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use checks::{Finding, State, Survey};
@@ -30,18 +31,18 @@ mod sysroot;
 /// perftest's options that put its buffer into the GPU and keep it there.
 pub const GPU_OPTIONS: &str = "--use_opencl=0 --gpu_touch=infinite";
 
-/// What does all of it again.
+/// The command that repeats everything.
 const COMMAND: &str = "make hw-test";
 
-/// What is written to build/results, and what an owner of hardware sends back.
+/// The report in build/results, which owners of hardware send back.
 #[derive(Serialize)]
 struct Record<'a> {
     command: &'static str,
     host: String,
     kernel: String,
-    /// Why it ended early.
+    /// The error that ended the run early.
     aborted: Option<String>,
-    /// What p2p-doctor says.
+    /// The report of p2p-doctor.
     doctor: &'a doctor::report::Report,
     findings: &'a [Finding],
     measured: &'a [Measured],
@@ -49,14 +50,14 @@ struct Record<'a> {
     log: Vec<String>,
 }
 
-/// Looks at the host below `sysroot`, and tests it if it can be tested.
+/// Checks the host below `sysroot`, and tests it if possible.
 pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<Verdict> {
     let host = Host::at(sysroot);
     let known = doctor::Known::read()?;
     let seen = doctor::Host::new(doctor::capture::take(sysroot, &known));
     let diagnosis = doctor::diagnose::diagnose(&seen, &known);
     let survey = checks::survey(&host, &seen, &known, &diagnosis);
-    print!("{}", told(&survey.findings));
+    print!("{}", in_words(&survey.findings));
 
     let mut measured = Vec::new();
     let mut outcomes = Vec::new();
@@ -84,7 +85,7 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
         log: kernel_log(&host),
     };
     fs::create_dir_all(paths.results())?;
-    // The host as `p2p-doctor --from` reads it.
+    // The host's picture for `p2p-doctor --from`.
     fs::write(paths.results().join("hw-host.toml"), seen.picture.dump()?)?;
     let file = paths.results().join("hw-report.md");
     fs::write(&file, record.markdown())?;
@@ -95,7 +96,7 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
     print!(
         "{}{}",
         table(&measured),
-        report.tell(|_| COMMAND.to_owned())
+        report.summary(|_| COMMAND.to_owned())
     );
     println!("report: {}", paths.short(&file));
     report::write_page(paths, &record, &file.with_extension("html"))?;
@@ -127,7 +128,7 @@ fn test(
             survey.findings.len()
         );
     };
-    // The selftests set the policy, too.
+    // The selftests also set the policy.
     let policy = perftest::Policy::keep(host)?;
     if let Some(why) = &survey.no_perftest {
         outcomes.push(Outcome::skipped("hw", "perftest", why));
@@ -146,8 +147,8 @@ fn test(
     Ok(())
 }
 
-/// The checks for people.
-fn told(findings: &[Finding]) -> String {
+/// The checks, as text.
+fn in_words(findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
         let word = match finding.state {
@@ -163,46 +164,42 @@ fn told(findings: &[Finding]) -> String {
     text
 }
 
-/// Figures before and after, side by side.
+/// The figures before and after in one table.
 fn table(measured: &[Measured]) -> String {
     if measured.is_empty() {
         return String::new();
     }
-    let mut text = String::from(
-        "\n| program | policy | figure | unit | pages by result |\n|---|---|---:|---|---|\n",
-    );
+    let mut table = markdown(["program", "policy", "figure", "unit", "pages by result"]);
     for m in measured {
         let figure = m.figure.map_or("-".to_owned(), |figure| figure.to_string());
         let pages: Vec<_> = m.pages.iter().map(|(n, c)| format!("{n} {c}")).collect();
-        text.push_str(&format!(
-            "| {} | {} | {figure} | {} | {} |\n",
-            m.program,
-            m.policy,
-            m.unit,
-            pages.join(", ")
-        ));
+        table.add_row([&*m.program, &m.policy, &figure, &m.unit, &pages.join(", ")]);
     }
-    text.push('\n');
-    text
+    format!("\n{table}\n\n")
+}
+
+/// An empty Markdown table.
+fn markdown<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(header);
+    table
 }
 
 impl Record<'_> {
     fn markdown(&self) -> String {
         let mut text = format!("# Hardware report\n\n{}\n\n```\n", self.kernel);
-        text.push_str(&told(self.findings));
+        text.push_str(&in_words(self.findings));
         text.push_str("```\n");
         text.push_str(&table(self.measured));
-        if !self.outcomes.is_empty() {
-            text.push_str("\n| suite | test | result | why |\n|---|---|---|---|\n");
-        }
+        let mut table = markdown(["suite", "test", "result", "why"]);
         for outcome in self.outcomes {
-            text.push_str(&format!(
-                "| {} | {} | {} | {} |\n",
-                outcome.suite,
-                outcome.name,
-                format!("{:?}", outcome.status).to_lowercase(),
-                outcome.reason.replace('\n', "<br>").replace('|', "\\|")
-            ));
+            let result = format!("{:?}", outcome.status).to_lowercase();
+            let why = outcome.reason.replace('\n', "<br>").replace('|', "\\|");
+            table.add_row([&outcome.suite, &outcome.name, &result, &why]);
+        }
+        if !self.outcomes.is_empty() {
+            text.push_str(&format!("\n{table}\n"));
         }
         if !self.log.is_empty() {
             text.push_str(&format!(
@@ -214,7 +211,7 @@ impl Record<'_> {
     }
 }
 
-/// What the kernel said of peer-to-peer DMA, and which GPU it found.
+/// The kernel's log lines about peer-to-peer DMA and about the GPU that it found.
 fn kernel_log(host: &Host) -> Vec<String> {
     let marks = [
         "peer-to-peer",

@@ -1,9 +1,9 @@
-//! perftest on real hardware, with peer-to-peer DMA forbidden and allowed: what
-//! the kernel counted, and what it was worth.
+//! Runs perftest on real hardware, with peer-to-peer DMA forbidden and allowed: the
+//! kernel's counters, and the effect on speed.
 //!
-//! The NIC talks to itself. The server's buffer is the one that lies in the GPU,
-//! and the GPU takes it back all the time (`--gpu_touch=infinite`), so each
-//! fault of the NIC meets device private pages, as in a job that uses both.
+//! The NIC talks to itself. The server's buffer is in GPU memory. The GPU moves it back
+//! all the time (`--gpu_touch=infinite`), so each fault of the NIC finds device private
+//! pages, as in a job that uses both devices.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,64 +22,65 @@ use super::sysroot::Host;
 use host::proc::{background, interrupted, output, shown, tail};
 use results::report::Outcome;
 
-/// What is measured: program, the column of its table, its unit.
+/// The measurements: program, column of its table, unit.
 const PROGRAMS: [(&str, &str, &str); 3] = [
     ("ib_write_bw", "BW average", "MB/s"),
     ("ib_read_bw", "BW average", "MB/s"),
     ("ib_write_lat", "t_avg", "us"),
 ];
 
-/// Policies in the order in which they are tried: before and after.
+/// The policies in the order of the runs: before and after.
 const POLICIES: [&str; 2] = ["never", "auto"];
 
-/// Results that mean that a page was reached in the GPU.
+/// Results of pages that were accessed in GPU memory.
 const RESOLVED: [&str; 2] = ["bus_addr", "host_bridge"];
 
-/// Has perftest register without relaxed ordering. ib_write_lat always does, and does
-/// not know it, nor does a perftest that was built without relaxed ordering.
+/// Makes perftest register memory without relaxed ordering. ib_write_lat always does that
+/// and does not know the option. Neither does a perftest that was built without relaxed
+/// ordering.
 pub const STRICT: &str = "--disable_pcie_relaxed";
 
 const PORT: u16 = 18515;
 const START: Duration = Duration::from_secs(30);
 const LIMIT: &str = "120";
 
-/// What one program came to under one policy.
+/// The result of a program under one policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
     /// The program.
     pub program: String,
-    /// What /sys/kernel/mm/hmm/p2p said.
+    /// The value of /sys/kernel/mm/hmm/p2p.
     pub policy: String,
-    /// The figure; none if the program failed.
+    /// The figure. `None` if the program failed.
     pub figure: Option<f64>,
     /// Its unit.
     pub unit: String,
-    /// Pages that were looked at meanwhile, by result.
+    /// The pages of this run, by result.
     pub pages: BTreeMap<String, u64>,
-    /// What went wrong.
+    /// The error, if there is one.
     pub error: Option<String>,
 }
 
-/// The policy as it was; put back when dropped, also after Ctrl-C.
+/// The original policy. Dropping it restores the policy, also after Ctrl-C.
 pub struct Policy<'a> {
     host: &'a Host,
     before: String,
 }
 
 impl<'a> Policy<'a> {
-    /// Notes what the policy is.
+    /// Saves the current policy.
     pub fn keep(host: &'a Host) -> Result<Self> {
         let text = host
             .read(POLICY)
             .with_context(|| format!("{POLICY} cannot be read"))?;
         let before = chosen(&text).with_context(|| format!("{POLICY}: {text:?}"))?;
         let policy = Self { host, before };
-        // Better now than in the middle.
+        // Fail now instead of during the tests if the file cannot be written.
         policy.set(&policy.before)?;
         Ok(policy)
     }
 
-    /// Changes it.
+    /// Sets the policy.
     pub fn set(&self, choice: &str) -> Result<()> {
         fs::write(self.host.path(POLICY), choice)
             .with_context(|| format!("{POLICY} cannot be written (are you root?)"))
@@ -108,7 +109,7 @@ fn counters(host: &Host) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// Runs everything under both policies; logs go to `dir`.
+/// Runs all programs under both policies. Logs go to `dir`.
 pub fn run(policy: &Policy<'_>, pair: &Pair, gpu: &[String], dir: &Path) -> Result<Vec<Measured>> {
     fs::create_dir_all(dir)?;
     let host = policy.host;
@@ -143,7 +144,7 @@ pub fn run(policy: &Policy<'_>, pair: &Pair, gpu: &[String], dir: &Path) -> Resu
     Ok(all)
 }
 
-/// One program with its server.
+/// Runs one program with its server.
 fn one(
     host: &Host,
     pair: &Pair,
@@ -160,7 +161,7 @@ fn one(
     }
     let strict = pair.reads.as_ref().is_some_and(Reads::only_strict)
         && host
-            .said(program, &["--help"])
+            .output_of(program, &["--help"])
             .is_some_and(|help| help.contains(STRICT));
     let command = || {
         let mut command = Command::new("timeout");
@@ -213,7 +214,7 @@ fn one(
     figure(&out, column).with_context(|| format!("no {column:?} in:\n{}", tail(&out, 15)))
 }
 
-/// Whether a local TCP port is listened on.
+/// Whether a process listens on a local TCP port.
 fn listens(host: &Host, port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|file| {
@@ -226,13 +227,13 @@ fn listens(host: &Host, port: u16) -> bool {
     })
 }
 
-/// The figure below a heading of perftest's table.
+/// The figure in a column of perftest's table.
 fn figure(text: &str, column: &str) -> Option<f64> {
     let mut lines = text
         .lines()
         .skip_while(|line| !line.trim().starts_with("#bytes"));
     let heading = lines.next()?;
-    // Headings have single spaces in them: "BW peak[MB/sec]".
+    // A heading contains single spaces: "BW peak[MB/sec]".
     let at = heading
         .split(']')
         .flat_map(|part| part.split("  "))
@@ -243,7 +244,7 @@ fn figure(text: &str, column: &str) -> Option<f64> {
     lines.next()?.split_whitespace().nth(at)?.parse().ok()
 }
 
-/// What must hold whatever the speed.
+/// Checks that do not depend on speed.
 pub fn judge(measured: &[Measured], not_asked: Option<&str>) -> Vec<Outcome> {
     let not_asked = not_asked.map_or(String::new(), |why| {
         format!(", or mlx5 did not ask for pages of peers because {why}")

@@ -1,8 +1,7 @@
-//! The kernel's selftests of peer-to-peer DMA, built from the tree and run on
-//! the host. One compares contents: it moves memory to the GPU, which the NIC
-//! writes and reads there. Those that need the test devices of the series skip,
-//! and say so. Those of HMM need no hardware, but the module test_hmm, which is
-//! loaded for them.
+//! Builds the kernel's selftests of peer-to-peer DMA from the tree and runs them on the
+//! host. One compares contents: it moves memory to the GPU, and the NIC writes and reads
+//! it there. Tests for the test devices of the series skip here, with that reason. Tests
+//! of HMM need no hardware, but they need the module test_hmm, which is loaded for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +25,7 @@ const CONTENTS: &str = "hmm_p2p_verbs_gpu_test";
 const MODULE: &str = "test_hmm";
 const LIMIT: &str = "900";
 
-/// Builds and runs all of them, for a GPU and a NIC.
+/// Builds and runs all selftests for a GPU and a NIC.
 pub fn run(paths: &Paths, ui: &Ui, host: &Host, pair: &Pair) -> Result<Vec<Outcome>> {
     let trees = [Some(paths.tree()), paths.kdir.clone()];
     let tree = trees
@@ -54,7 +53,7 @@ pub fn run(paths: &Paths, ui: &Ui, host: &Host, pair: &Pair) -> Result<Vec<Outco
     Ok(outcomes)
 }
 
-/// What tells the selftests which devices to take, and what path there is.
+/// Environment variables that tell the selftests the devices and the path.
 fn environment(pair: &Pair) -> Vec<(&'static str, String)> {
     let plugin = match &*pair.driver {
         "amdgpu" => "amdkfd",
@@ -64,26 +63,26 @@ fn environment(pair: &Pair) -> Vec<(&'static str, String)> {
         ("P2PTEST_GPU", format!("{plugin}@{}", pair.gpu)),
         ("P2P_VERBS_DEVICE", pair.nic.clone()),
     ];
-    // The test registers without relaxed ordering.
+    // The test registers memory without relaxed ordering.
     let is_asked = pair.reads.as_ref().is_none_or(|reads| reads.strict);
     let path = match pair.verdict {
         Verdict::BusAddr if is_asked => "bus_addr",
         Verdict::ThruHostBridge if is_asked => "host_bridge",
-        // The test tries one page, and expects all others to fare as it did.
+        // The test then tries one page, and expects the same result for all other pages.
         _ => return environment,
     };
     environment.push(("P2PTEST_EXPECT", path.to_owned()));
     environment
 }
 
-/// What is built from a tree, below `out`.
+/// The files that are built from a tree, below `out`.
 struct Built {
     tree: PathBuf,
     out: PathBuf,
 }
 
 impl Built {
-    /// The kernel's headers; what went wrong.
+    /// Installs the kernel's headers. Returns the error, if there is one.
     fn headers(&self) -> Result<Option<String>> {
         let headers = self.out.join("headers");
         fs::create_dir_all(&headers)?;
@@ -95,7 +94,7 @@ impl Built {
         made(&mut make)
     }
 
-    /// A folder of selftests, or one program of it; what went wrong.
+    /// Builds a folder of selftests, or one program of it. Returns the error, if there is one.
     fn selftests(&self, folder: &str, to: &Path, program: Option<&Path>) -> Result<Option<String>> {
         fs::create_dir_all(to)?;
         let mut make = Command::new("make");
@@ -111,7 +110,7 @@ impl Built {
         made(&mut make)
     }
 
-    /// The GPU by itself, then what the NIC does to its memory.
+    /// Tests the GPU alone, then the NIC's access to its memory.
     fn contents(&self, step: &Step<'_>, environment: &[(&str, String)]) -> Result<Vec<Outcome>> {
         let mut outcomes = Vec::new();
         for (folder, name) in [("gpu", "hmm_p2p_gpu_plugin_test"), ("verbs", CONTENTS)] {
@@ -145,7 +144,7 @@ impl Built {
         Ok(outcomes)
     }
 
-    /// What the series adds to the selftests of HMM.
+    /// Runs the tests that the series adds to the selftests of HMM.
     fn hmm(&self, host: &Host) -> Result<Vec<Outcome>> {
         let module = Module::load(host);
         if let Err(why) = &module
@@ -163,7 +162,7 @@ impl Built {
         self.outcomes(HMM, &program, &fixtures, &[])
     }
 
-    /// Runs a program; what it reports.
+    /// Runs a program and returns its outcomes.
     fn outcomes(
         &self,
         name: &str,
@@ -187,7 +186,7 @@ impl Built {
             .into_iter()
             .map(|case| Outcome::from_ktap(SUITE, name, case))
             .collect();
-        // 4: everything was skipped.
+        // Status 4: everything was skipped.
         if !failed && !matches!(status.code(), Some(0 | 4)) {
             let why = format!("{status}:\n{}", tail(&(said + &err), 10));
             outcomes.push(Outcome::failed(SUITE, name, why));
@@ -196,15 +195,16 @@ impl Built {
     }
 }
 
-/// What went wrong when something was built.
+/// Runs make. Returns the error, if there is one.
 fn made(make: &mut Command) -> Result<Option<String>> {
     let (status, said, err) = output(make)?;
     Ok((!status.success()).then(|| format!("cannot be built:\n{}", tail(&(said + &err), 15))))
 }
 
-/// test_hmm; taken out again when dropped, also after Ctrl-C, unless it was there before.
+/// The loaded test_hmm. Dropping it unloads the module, also after Ctrl-C, unless it was
+/// loaded before.
 struct Module {
-    /// modprobe, if there is something to take out.
+    /// modprobe, if the module must be unloaded.
     loaded_by: Option<PathBuf>,
 }
 
@@ -234,7 +234,7 @@ impl Drop for Module {
         let Some(modprobe) = &self.loaded_by else {
             return;
         };
-        // Not by output(), which starts nothing after Ctrl-C.
+        // output() starts no program after Ctrl-C, so do not use it here.
         let status = Command::new(modprobe).args(["-r", MODULE]).status();
         if !status.is_ok_and(|status| status.success()) {
             eprintln!("p2p: {MODULE} is still loaded; take it out: modprobe -r {MODULE}");

@@ -1,5 +1,4 @@
-//! The files and programs of a host, below a root that is `/` unless a test
-//! says otherwise.
+//! The files and programs of a host, below a root. The root is `/` except in tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,12 +19,12 @@ impl Host {
         }
     }
 
-    /// Where a file of the host is.
+    /// The path of a file of the host.
     pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// A file's text without space around it.
+    /// A file's text, without surrounding white space.
     pub fn read(&self, path: &str) -> Option<String> {
         let bytes = fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
@@ -41,7 +40,7 @@ impl Host {
         names
     }
 
-    /// A program, as a shell would find it.
+    /// A program, found as a shell does.
     pub fn program(&self, name: &str) -> Option<PathBuf> {
         let path = if self.root == Path::new("/") {
             std::env::var("PATH").unwrap_or_default()
@@ -55,14 +54,14 @@ impl Host {
             .find(|file| file.is_file())
     }
 
-    /// What a program prints, if it is there and succeeds.
+    /// A program's output, if the program exists and succeeds.
     pub fn ask(&self, name: &str, args: &[&str]) -> Option<String> {
         let (status, out, _) = output(Command::new(self.program(name)?).args(args)).ok()?;
         status.success().then_some(out)
     }
 
-    /// What a program says, whether it succeeds or not.
-    pub fn said(&self, name: &str, args: &[&str]) -> Option<String> {
+    /// A program's output, whether or not it succeeds.
+    pub fn output_of(&self, name: &str, args: &[&str]) -> Option<String> {
         let (_, out, err) = output(Command::new(self.program(name)?).args(args)).ok()?;
         Some(out + &err)
     }

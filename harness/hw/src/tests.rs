@@ -7,29 +7,29 @@ use host::status::status_of;
 mod mlx5;
 mod selftests;
 
-/// A host's files in a folder that goes away.
+/// A host's files in a temporary folder.
 struct Fixture {
     dir: tempfile::TempDir,
 }
 
-/// Where a fixture's cards are.
+/// The addresses of a fixture's cards.
 const GPU: &str = "0000:03:00.0";
 const NIC: &str = "0000:04:00.0";
 const SWITCH: &str = "pci0000:00/0000:00:01.0/0000:01:00.0";
 const NIC_PORT: &str = "0000:02:01.0";
 
-/// What a PCI Express capability calls them.
+/// The port types of the PCI Express capability.
 const ROOT_PORT: u8 = 4;
 const UPSTREAM_PORT: u8 = 5;
 const DOWNSTREAM_PORT: u8 = 6;
 
-/// Places in the configuration space of the cards and bridges here.
+/// Offsets in the configuration space of these cards and bridges.
 const DEVICE_CONTROL: usize = 0x48;
 const ACS_CONTROL: usize = 0x14e;
 const ATS_CONTROL: usize = 0x156;
 
-/// A configuration space. Power management is before PCI Express, AER before
-/// ACS and ATS.
+/// A configuration space. Power management comes before PCI Express, and AER before ACS
+/// and ATS.
 fn config() -> Vec<u8> {
     let mut config = vec![0; 4096];
     config[0x34] = 0x50;
@@ -42,7 +42,7 @@ fn config() -> Vec<u8> {
 }
 
 impl Fixture {
-    /// A host with nothing but a CPU.
+    /// A host with only a CPU.
     fn bare() -> Self {
         let fixture = Self {
             dir: tempfile::tempdir().unwrap(),
@@ -58,7 +58,7 @@ impl Fixture {
         fixture
     }
 
-    /// A host that can be tested: Pascal and ConnectX below one switch.
+    /// A host that can be tested: a Pascal and a ConnectX below one switch.
     fn whole() -> Self {
         let fixture = Self::bare();
         fixture.write("sys/kernel/mm/hmm/p2p", "[auto] switch never\n");
@@ -114,7 +114,7 @@ impl Fixture {
         fs::set_permissions(self.path(&path), mode).unwrap();
     }
 
-    /// A device at its place below /sys/devices.
+    /// Adds a device at its place below /sys/devices.
     fn device(&self, place: &str, class: u32, vendor: u16, device: u16, driver: &str) {
         let dir = format!("sys/devices/{place}");
         self.write(&format!("{dir}/class"), format!("{class:#08x}\n"));
@@ -131,7 +131,7 @@ impl Fixture {
         }
     }
 
-    /// A bridge that is this type of port.
+    /// Adds a bridge with this port type.
     fn bridge(&self, place: &str, port: u8) {
         self.device(place, 0x06_0400, 0x104c, 0x8232, "");
         let mut config = config();
@@ -176,7 +176,7 @@ impl Fixture {
         symlink(device, self.path(&format!("{dir}/device"))).unwrap();
     }
 
-    /// perftest that counts as the kernel would: it looks at the policy.
+    /// A fake perftest that counts like the kernel: it reads the policy.
     fn perftest(&self) -> String {
         let root = self.dir.path().display();
         format!(
@@ -212,7 +212,7 @@ esac"#
         let survey = self.survey();
         let found = survey.findings.iter().find(|f| f.check.starts_with(check));
         found
-            .unwrap_or_else(|| panic!("{}", told(&survey.findings)))
+            .unwrap_or_else(|| panic!("{}", in_words(&survey.findings)))
             .clone()
     }
 
@@ -231,6 +231,12 @@ esac"#
         };
         let result = run(&paths, &Ui::new(false), self.dir.path(), GPU_OPTIONS);
         let report = fs::read_to_string(paths.results().join("hw-report.md")).unwrap();
+        // Columns are as wide as their longest cell.
+        let narrow = |line: &str| match line.starts_with('|') {
+            true => Vec::from_iter(line.split_whitespace()).join(" "),
+            false => line.to_owned(),
+        };
+        let report = Vec::from_iter(report.lines().map(narrow)).join("\n");
         (result, report, root)
     }
 
@@ -272,7 +278,7 @@ fn the_page_says_what_is_missing() {
 fn a_host_with_everything_is_tested_and_left_as_it_was() {
     let fixture = Fixture::whole();
     let survey = fixture.survey();
-    assert!(survey.pair.is_some(), "{}", told(&survey.findings));
+    assert!(survey.pair.is_some(), "{}", in_words(&survey.findings));
     let (result, report, _root) = fixture.run();
     assert_eq!(status_of(&result), 0, "{report}");
     assert!(
@@ -367,7 +373,7 @@ fn xe_and_amdgpu_are_believed_when_they_reserve_addresses() {
     );
     assert_eq!(fixture.found("gpu").state, State::Ok);
 
-    // Those whose caches may hide what a peer writes.
+    // GPUs whose caches may hide a peer's writes.
     for (version, state) in [
         ("9.4.2", State::Ok),
         ("9.4.3", State::Missing),
@@ -462,7 +468,7 @@ fn nics() {
         "{}",
         found.found
     );
-    // A software NIC beside it is no obstacle, alone it is one.
+    // A software NIC is a problem only if there is no other NIC.
     let fixture = Fixture::whole();
     fs::create_dir_all(fixture.path("sys/class/infiniband/rxe0")).unwrap();
     assert_eq!(fixture.found("nic rxe0").state, State::Note);
@@ -478,7 +484,7 @@ fn the_path_is_what_the_doctor_says() {
     let path = fixture.found("path");
     assert_eq!(path.state, State::Ok);
     assert_eq!(path.found, "switch 0000:01:00.0: BUS_ADDR");
-    // What those who are not root see.
+    // A user other than root sees only the header.
     fixture.set("0000:02:00.0", "config", [0; 64]);
     assert_eq!(fixture.found("path").state, State::Note);
     let fixture = Fixture::whole();
@@ -494,7 +500,7 @@ fn the_path_is_what_the_doctor_says() {
     assert!(fixture.survey().pair.is_some());
 }
 
-/// A GPU whose driver cannot do it has a path, too.
+/// A GPU has a path even if its driver does not support the series.
 #[test]
 fn paths_of_gpus_that_cannot_be_tested_are_told() {
     let fixture = Fixture::whole();

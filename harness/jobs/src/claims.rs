@@ -1,5 +1,5 @@
-//! What a command claims that the NIC has moved in the GPUs' memory, against the NIC's own
-//! log. The guest does not see that log in time, and would be no judge of it.
+//! Compares what a command claims that the NIC has moved in GPU memory with the NIC's own
+//! log. The guest cannot read that log in time, so it cannot make this comparison itself.
 
 use std::fs;
 
@@ -10,11 +10,11 @@ use machine::witness::conversations;
 use plan::topology::connectx;
 use results::report::Outcome;
 
-/// Begins such a line of a report; the bytes follow.
+/// The start of a claim in a report. The number of bytes follows.
 const CLAIM: &str = "# vram ";
 
-/// Why the log of the first NIC does not go with the report: each of its tests is a
-/// conversation, and claims so many bytes.
+/// Why the first NIC's log contradicts the report. Each test of the report is a
+/// conversation and claims a number of bytes.
 pub fn contradicted(outcomes: &[Outcome], ran: &RunResult) -> Option<String> {
     match compare(outcomes, ran) {
         Ok(wrong) if wrong.is_empty() => None,

@@ -1,6 +1,6 @@
-//! The main job, once per scenario of each topology and NIC: a process's memory lies in
-//! the GPU, the NIC reads and writes it, and the judge looks. Where the NIC is a model of a
-//! ConnectX, its log must agree.
+//! The main job, once per scenario of each topology and NIC. A process's memory is in the
+//! GPU, the NIC reads and writes it, and the judge checks it. If the NIC is a ConnectX
+//! model, its log must agree.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,35 +20,39 @@ use plan::job::{Job, split};
 use plan::topology::{Scenario, connectx};
 use results::report::Outcome;
 
-/// What p2p_demo, with whichever NIC, writes of a scenario.
+/// What p2p_demo writes about a scenario, with any NIC.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Played {
     /// `bus_addr`, `host_bridge` or `host`
     pub map_type: String,
-    /// Whether an IOMMU translates what the NIC does.
+    /// Whether an IOMMU translates the NIC's addresses.
     pub translated: bool,
     /// Pages that the NIC reached in the GPU.
     pub peer_pages: u64,
-    /// Pages that had to come home for it.
+    /// Pages that had to migrate to host memory for it.
     pub home_pages: u64,
-    /// Pages that moved while the NIC ran.
+    /// Pages that migrated while the NIC ran.
     pub migrations: u64,
     /// Bytes that the NIC read and wrote.
     pub bytes: u64,
-    /// Whether everybody saw the right bytes: CPU, GPU, NIC and the judge.
+    /// Calls of `hmm_range_fault()` by the test NIC.
+    pub faults: u64,
+    /// Calls that were repeated, because pages moved meanwhile.
+    pub retries: u64,
+    /// Whether CPU, GPU, NIC and judge all saw the right bytes.
     pub intact: bool,
     /// Whether a judge was asked.
     pub judged: bool,
-    /// Pages by what their last fault met.
+    /// Pages by the result of their last fault.
     pub reasons: BTreeMap<String, u64>,
-    /// The first thing that went wrong.
+    /// The first error.
     pub error: String,
 }
 
-/// The test NIC in the way of a device without page faults.
+/// The test NIC, used like a device without page faults.
 const CARD: &str = "p2ptest + card";
 
-/// A line of the table.
+/// A row of the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScenarioResult {
     /// The topology.
@@ -57,17 +61,17 @@ pub struct ScenarioResult {
     pub devices: &'static str,
     /// The scenario.
     pub scenario: String,
-    /// What came of it; nothing if the machine ended before.
+    /// The result. `None` if the machine ended before.
     pub played: Option<Played>,
-    /// Why it does not count as passed.
+    /// Why it counts as failed.
     pub trouble: Option<String>,
-    /// What the program said.
+    /// The program's output.
     #[serde(skip)]
     pub log: PathBuf,
 }
 
 impl ScenarioResult {
-    /// As a test of a job.
+    /// The result as a test of a job.
     pub fn outcome(&self, job: &str, paths: &Paths) -> Outcome {
         let name = match self.devices {
             CARD => format!("{} by card", self.scenario),
@@ -78,7 +82,7 @@ impl ScenarioResult {
         outcome.with_log(paths.short(&self.log))
     }
 
-    /// As tables show it; nothing if there is no result.
+    /// The row for tables. `None` if there is no result.
     fn shown(&self) -> Option<page::Row> {
         let played = self.played.as_ref()?;
         Some(page::Row {
@@ -96,12 +100,12 @@ impl ScenarioResult {
     }
 }
 
-/// The command that does an outcome of such a job again.
+/// The command that repeats an outcome of such a job.
 pub fn repeat(outcome: &Outcome) -> String {
     format!("make demo ONLY={}", outcome.suite)
 }
 
-/// What a job plays: a program, and one of the job's own scenarios or of its topology's.
+/// A play of a job: a program, and a scenario of the job or of its topology.
 type Play<'a> = (&'a str, &'a Scenario);
 
 fn plays<'a>(job: &'a Job<'_>) -> Vec<Play<'a>> {
@@ -114,7 +118,7 @@ fn plays<'a>(job: &'a Job<'_>) -> Vec<Play<'a>> {
     programs.flat_map(all).collect()
 }
 
-/// The lines of shell that play them; nothing if the job plays none.
+/// Shell lines that play the scenarios. Empty if the job plays none.
 pub fn script(job: &Job<'_>, programs: &Built) -> String {
     if !job.is_demo() {
         return String::new();
@@ -134,7 +138,7 @@ pub fn script(job: &Job<'_>, programs: &Built) -> String {
     text
 }
 
-/// What came of each of them; nothing if the job plays none.
+/// The result of each play. Empty if the job plays none.
 pub fn rows(job: &Job<'_>, ran: &RunResult) -> Vec<ScenarioResult> {
     if !job.is_demo() {
         return Vec::new();
@@ -162,7 +166,11 @@ fn row(
     let mut wrong = Vec::new();
     match &played {
         Some(played) => {
-            wrong.extend(mismatch(scenario, job.topology.iommu, played));
+            let faults = match split(program).1 {
+                "p2p_demo" => scenario.faults,
+                _ => 0,
+            };
+            wrong.extend(mismatch(scenario, job.topology.iommu, faults, played));
             let log = witness.map(|witness| witness.contradicts(number, count, played));
             wrong.extend(log.flatten());
         }
@@ -190,7 +198,8 @@ fn row(
     }
 }
 
-/// The log of a machine's NIC, a conversation for each scenario; or why it cannot be read.
+/// The log of a machine's NIC, with a conversation for each scenario, or why it cannot be
+/// read.
 struct Witness(Result<Vec<Conversation>, String>);
 
 impl Witness {
@@ -202,7 +211,7 @@ impl Witness {
         Self(read.map_err(|error| format!("the NIC's log is no witness: {error:#}")))
     }
 
-    /// Why the log does not go with scenario `number` of `count`.
+    /// Why the log contradicts scenario `number` of `count`.
     fn contradicts(&self, number: usize, count: usize, played: &Played) -> Option<String> {
         let conversations = match &self.0 {
             Ok(conversations) => conversations,
@@ -214,7 +223,7 @@ impl Witness {
                 conversations.len()
             ));
         }
-        // Written once, and read once.
+        // The NIC writes the pages once and reads them once.
         conversations[number].contradicts(played.peer_pages * 4096 * 2)
     }
 }
@@ -223,9 +232,9 @@ fn file(number: usize, scenario: &Scenario) -> String {
     format!("{number}-{}", scenario.name)
 }
 
-/// What was expected and not seen. The program in the guest has compared as
-/// well; it is not the only one to be believed.
-fn mismatch(scenario: &Scenario, iommu: bool, played: &Played) -> Option<String> {
+/// What differs from the expected result. The program in the guest compares as well, but
+/// its verdict is not enough.
+fn mismatch(scenario: &Scenario, iommu: bool, faults: u64, played: &Played) -> Option<String> {
     let mut wrong = Vec::new();
     let mut compare = |what: &str, expected: String, seen: String| {
         if expected != seen {
@@ -258,6 +267,12 @@ fn mismatch(scenario: &Scenario, iommu: bool, played: &Played) -> Option<String>
         (scenario.pages * 4096 * 2).to_string(),
         played.bytes.to_string(),
     );
+    // A NIC that faults page by page calls it many times.
+    compare(
+        "calls of hmm_range_fault()",
+        (faults + played.retries).to_string(),
+        played.faults.to_string(),
+    );
     compare("data intact", "true".to_owned(), played.intact.to_string());
     compare(
         "looked at by the judge",
@@ -273,7 +288,7 @@ fn mismatch(scenario: &Scenario, iommu: bool, played: &Played) -> Option<String>
 /// The table at the end of `make demo`.
 pub fn table(rows: &[ScenarioResult]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
+    table.load_style(presets::ASCII_MARKDOWN);
     table.set_header([
         "topology",
         "GPU + NIC",
@@ -327,7 +342,7 @@ fn map_type(played: &Played) -> String {
     }
 }
 
-/// Reasons of pages that did not get a peer address.
+/// Why pages did not get a peer address.
 fn reasons(played: &Played) -> String {
     let reached = ["none", "bus_addr", "host_bridge"];
     let reasons: Vec<_> = played

@@ -7,7 +7,7 @@ use machine::vm::Booter;
 use plan::job::{Job, split, words};
 use results::cache::Inputs;
 
-/// All that its machine is made of; what it runs must be built.
+/// Everything that its machine consists of. The programs that it runs must be built.
 pub fn inputs(job: &Job<'_>, booter: &Booter<'_>) -> Result<Inputs> {
     let paths = booter.paths;
     let mut inputs = Inputs::new()?;
@@ -16,7 +16,7 @@ pub fn inputs(job: &Job<'_>, booter: &Booter<'_>) -> Result<Inputs> {
     booter.inputs(&mut inputs, job.spec.machine)?;
     let kernel = Built::at(paths, &job.kernel);
     inputs.path(&kernel.image())?;
-    // Scripts of the guest's side load modules, too.
+    // Guest scripts load modules as well.
     if kernel.modules().is_dir() {
         inputs.path(&kernel.modules())?;
     }
@@ -117,14 +117,14 @@ mod tests {
         assert_ne!(key(&|_, all, _| all.machine.cpus += 1), first);
         assert_ne!(key(&|_, all, _| all.get_mut("switch").iommu = true), first);
         assert_ne!(key(&|_, _, tools| tools.vng_dir = "vng-2".into()), first);
-        // A machine that counts has no models.
+        // A counting machine has no models.
         let counting = || key(&|spec, _, _| spec.machine = Kind::Counting);
         let (before, model) = (counting(), FILES[1]);
         write(root, model, "two");
         assert_eq!(counting(), before);
         write(root, "qemu", "two");
         assert_ne!(counting(), before);
-        // Another topology is not its matter.
+        // Another topology does not count.
         assert_eq!(
             key(&|_, all, _| all.get_mut("blocked").iommu = true),
             as_it_is()

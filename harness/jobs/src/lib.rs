@@ -1,4 +1,4 @@
-//! Runs jobs of the plan in machines, and judges what came of them.
+//! Runs jobs of the plan in machines, and judges the results.
 
 #![warn(unused_crate_dependencies)]
 

@@ -1,5 +1,5 @@
-//! What a job demands of the NIC of its machine besides its rules: that it was used where
-//! that is the point, and that its model was quick and small.
+//! The job's requirements on the NIC, besides its rules: it was used where that is the
+//! purpose, and its model was fast and small.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use plan::job::{Bounds, Spec};
 use plan::topology::{Topology, connectx, vram};
 use results::report::Outcome;
 
-/// What the log of the first NIC says about that.
+/// Results from the log of the first NIC.
 pub fn outcomes(job: &str, spec: &Spec, topology: &Topology, ran: &RunResult) -> Vec<Outcome> {
     let log = ran.dir.join(format!("{}.log", connectx(0)));
     let mut outcomes = Vec::new();
@@ -45,7 +45,7 @@ fn named<T>(log: &Path, read: Result<T>) -> Result<T, String> {
     named.map_err(|error| format!("{error:#}"))
 }
 
-/// What the log calls the memory that may be reached.
+/// The log's names of the memory that the NIC may reach.
 fn places(spec: &Spec, topology: &Topology) -> Vec<String> {
     let peers = topology.requests.peers.iter();
     let mut places = Vec::from_iter(peers.map(|number| match spec.pascal {
@@ -56,7 +56,7 @@ fn places(spec: &Spec, topology: &Topology) -> Vec<String> {
     places
 }
 
-/// Why they are exceeded.
+/// Why the bounds are exceeded.
 fn broken(bounds: Bounds, figures: &Figures) -> Option<String> {
     let is_quick = figures.write_us.is_some_and(|us| us <= bounds.write_us);
     let is_small = figures
@@ -88,7 +88,7 @@ mod tests {
 {"event":"end","ram_bytes":0,"peer_bytes":16,"peak_kib":65536}
 "#;
 
-    /// Names and reasons of what failed of so many.
+    /// The number of outcomes, and the names and reasons of the failed ones.
     fn failed(spec: &str, topology: &str, log: Option<&str>) -> (usize, Vec<String>) {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let topologies = Topologies::read(&root).unwrap();
@@ -120,7 +120,7 @@ mod tests {
         for (right, wrong) in [
             ("\"took\":200", "\"took\":201"),
             ("65536", "65537"),
-            // Nothing was measured.
+            // This log measures no write.
             ("4096", "4095"),
             (",\"peak_kib\":65536", ""),
         ] {
@@ -128,7 +128,7 @@ mod tests {
             let (_, told) = failed(BOUNDS, "switch", Some(&log));
             assert!(told[0].contains("at most 200 us and 64 MiB"), "{told:?}");
             assert!(told[0].contains("memory of the model"), "{told:?}");
-            // They are bounds of one topology.
+            // The bounds are for one topology.
             assert_eq!(failed(BOUNDS, "iommu", Some(&log)).1.len(), 0);
         }
     }
@@ -140,11 +140,11 @@ mod tests {
         let (_, told) = failed(at_peer, "switch", Some(&LOG.replace("vram0", "ram")));
         let told = told.join("\n");
         assert!(told.contains("has not read vram0") && told.contains("has not written vram0"));
-        // Of two GPUs one is in reach.
+        // One of the two GPUs can be reached.
         assert_eq!(failed(at_peer, "two-gpus", Some(LOG)), (2, vec![]));
-        // Where there is no path, nobody asks.
+        // If no GPU can be reached, there is no check.
         assert_eq!(failed(at_peer, "blocked", Some(LOG)).0, 1);
-        // The BAR of a GPU that is a model.
+        // The GPU is a model, so its memory is a BAR.
         let (model, bus) = ("at_peer=true\npascal=[]", LOG.replace("vram0", "bus"));
         assert_eq!(failed(model, "switch", Some(&bus)), (2, vec![]));
         assert_eq!(failed(model, "switch", Some(LOG)).1.len(), 1);

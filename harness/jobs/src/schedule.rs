@@ -1,11 +1,11 @@
-//! Builds kernels and runs jobs side by side, each job as soon as its kernels are built.
+//! Builds kernels and runs jobs in parallel. Each job runs as soon as its kernels are built.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex};
 
 use anyhow::Result;
 
-/// Runs jobs, some at a time. The first error ends it; results stay.
+/// Runs several jobs at a time. The first error ends the run. Results remain.
 pub fn run_all<T: Send>(
     jobs: Vec<T>,
     at_a_time: usize,
@@ -16,11 +16,11 @@ pub fn run_all<T: Send>(
 }
 
 /// Builds kernels in their order, and runs each job as soon as all its kernels are built.
-/// `build` returns whether the kernel can be used. Returns the jobs that were not run,
+/// `build` returns whether the kernel can be used. Returns the jobs that did not run
 /// because one of their kernels cannot be used.
 ///
-/// While kernels are built, one job runs at a time: a build leaves a processor idle now
-/// and then. The first error ends the run; results stay.
+/// During builds, one job runs at a time, because a build leaves a processor idle now and
+/// then. The first error ends the run. Results remain.
 pub fn run_as_built<'k, T: Send>(
     jobs: Vec<T>,
     needs: impl Fn(&T) -> Vec<&'k str> + Sync,
@@ -41,7 +41,7 @@ pub fn run_as_built<'k, T: Send>(
         lock().failed.get_or_insert(error);
         changed.notify_all();
     };
-    // The next job, once its kernels are there; nothing if there will be none.
+    // Waits for a job whose kernels are built. Returns `None` if there will be none.
     let next = || {
         let mut queue = lock();
         while queue.failed.is_none() {
@@ -64,7 +64,7 @@ pub fn run_as_built<'k, T: Send>(
         }
     };
     std::thread::scope(|scope| {
-        // Who wants one thing at a time gets that.
+        // With `at_a_time` 1, no job runs during a build.
         let beside = usize::from(at_a_time > 1);
         for _ in 0..beside {
             scope.spawn(work);
@@ -95,7 +95,7 @@ pub fn run_as_built<'k, T: Send>(
     queue.failed.map_or(Ok(queue.waiting), Err)
 }
 
-/// Ends the time of building; also if a build panics, or the jobs would wait for ever.
+/// Ends the building phase when dropped. So jobs do not wait forever if a build panics.
 struct Building<F: Fn()>(F);
 
 impl<F: Fn()> Drop for Building<F> {
@@ -104,12 +104,12 @@ impl<F: Fn()> Drop for Building<F> {
     }
 }
 
-/// Jobs that kernels are built for.
+/// Jobs that wait for kernels.
 struct Queue<'k, T> {
     waiting: Vec<T>,
     /// Kernels that are built.
     there: BTreeSet<&'k str>,
-    /// Whether there will be more.
+    /// Whether more kernels will follow.
     is_building: bool,
     /// The first error.
     failed: Option<anyhow::Error>,

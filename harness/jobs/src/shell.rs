@@ -1,5 +1,5 @@
-//! A shell in a machine, for the bad day: of a topology with no module loaded, or of a
-//! job of the plan with its modules. All modules are in `$P2PTEST_MODDIR`.
+//! A shell in a machine for debugging, with a job's modules loaded. All modules are in
+//! `$P2PTEST_MODDIR`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The stress tests (qemu/soak.toml), for as long as one likes.
+//! The stress tests (qemu/soak.toml), for any length of time.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,14 +9,14 @@ use plan::job::{Job, Plan};
 use plan::topology::Topologies;
 use results::report::{Outcome, Report};
 
-/// What the user chose.
+/// The user's choices.
 pub struct Soak {
     minutes: Option<u64>,
     seed: u64,
 }
 
 impl Soak {
-    /// `minutes`: for so long, and not until so much is done.
+    /// `minutes` limits the time. Without it, the amount of work is fixed.
     pub fn new(minutes: Option<u64>, seed: Option<u64>) -> Result<Self> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
         Ok(Self {
@@ -25,7 +25,7 @@ impl Soak {
         })
     }
 
-    /// The jobs, of which each knows for how long and with what seed.
+    /// The jobs. Each gets the time and the seed.
     pub fn jobs<'t>(&self, root: &Path, topologies: &'t Topologies) -> Result<Vec<Job<'t>>> {
         let mut plan = Plan::read_file(root, "qemu/soak.toml")?;
         for spec in plan.specs() {
@@ -39,7 +39,7 @@ impl Soak {
         plan.jobs(topologies)
     }
 
-    /// The command that does the same again.
+    /// The command that repeats an outcome.
     pub fn repeat(&self, outcome: &Outcome) -> String {
         let minutes = self.minutes.map(|minutes| format!(" MINUTES={minutes}"));
         format!(
@@ -51,7 +51,7 @@ impl Soak {
     }
 }
 
-/// What the programs say that they have done.
+/// The totals that the programs print.
 pub fn totals(report: &Report) -> String {
     let mut text = String::new();
     for outcome in &report.outcomes {

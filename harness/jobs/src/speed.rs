@@ -1,6 +1,6 @@
-//! How fast a machine is whose GPUs are models, by the models' logs
-//! (harness/pascal/src/witness.rs): how long nouveau takes until it can move pages, and how
-//! long it waits for pages that come home. Both are times of the host.
+//! The speed of a machine with GPU models, from the models' logs
+//! (harness/pascal/src/witness.rs): how long nouveau takes until it can move pages, and
+//! how long it waits for pages that migrate to host memory. Both are times of the host.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,16 +12,17 @@ use serde::Deserialize;
 use plan::topology::pascal;
 use results::report::Outcome;
 
-/// What the outcome is called that has these times.
+/// The name of the outcome with these times.
 const NAME: &str = "the GPU is ready, and pages come home, in time";
-/// The kernel that must be fast. Others have a defect, count lines or look for errors.
+/// The kernel that must be fast. The others have a planted defect, count lines or look for
+/// errors.
 const KERNEL: &str = "plain";
 
-/// More is a failure.
+/// A longer time is a failure.
 const READY: Duration = Duration::from_secs(60);
 const HOME: Duration = Duration::from_millis(5);
 
-/// A line of the log. Fields that are not named here do not matter here.
+/// A line of the log. Other fields do not matter here.
 #[derive(Deserialize)]
 struct Line {
     us: u64,
@@ -50,12 +51,12 @@ enum Event {
     Other,
 }
 
-/// What the log of one model tells.
+/// The times in the log of one model.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Times {
-    /// From the first look at the device until there is the channel that moves pages.
+    /// From the driver's first access to the device until the channel that moves pages exists.
     ready: Option<Duration>,
-    /// From a doorbell to the semaphore, of pages that come home.
+    /// From a doorbell to the semaphore, for pages that migrate to host memory.
     homes: Vec<Duration>,
 }
 
@@ -63,9 +64,9 @@ impl Times {
     fn read(log: &str) -> Result<Self> {
         let mut times = Self::default();
         let mut probe = None;
-        // When each channel was started for the first time: it is anew after a suspend.
+        // The first start of each channel. A suspend makes channels start again.
         let mut started = BTreeMap::new();
-        // The last line is cut if the model had to be ended.
+        // If the model had to be killed, the last line is cut.
         for (number, line) in log.split_inclusive('\n').enumerate() {
             let Some(line) = line.strip_suffix('\n') else {
                 break;
@@ -92,18 +93,18 @@ impl Times {
     }
 }
 
-/// What the logs of a machine's models tell.
+/// The times in the logs of a machine's models.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Speed {
-    /// The slowest.
+    /// The slowest model.
     ready: Duration,
-    /// The median; none if no page has come home.
+    /// The median. `None` if no page has migrated to host memory.
     home: Option<Duration>,
     homes: usize,
 }
 
 impl Speed {
-    /// Reads them.
+    /// Reads the logs.
     pub fn read<P: AsRef<Path>>(logs: impl IntoIterator<Item = P>) -> Result<Self> {
         let (mut ready, mut homes) = (None, Vec::new());
         for log in logs {
@@ -111,7 +112,7 @@ impl Speed {
             let text = std::fs::read_to_string(log).map_err(Into::into);
             let times = text.and_then(|text| Times::read(&text));
             let times = times.with_context(|| log.display().to_string())?;
-            // A GPU that is there for the topology's sake is not used by each job.
+            // Not every job uses every GPU of its topology.
             ready = ready.max(times.ready);
             homes.extend(times.homes);
         }
@@ -123,8 +124,8 @@ impl Speed {
         })
     }
 
-    /// For people, in a line.
-    pub fn told(&self) -> String {
+    /// The times in one line, for people.
+    pub fn in_words(&self) -> String {
         let ready = format!("the GPU ready after {:.1} s", self.ready.as_secs_f64());
         match self.home {
             None => ready,
@@ -136,7 +137,7 @@ impl Speed {
         }
     }
 
-    /// What is too slow.
+    /// Which time is too long.
     pub fn trouble(&self) -> Option<String> {
         let mut slow = Vec::new();
         if self.ready > READY {
@@ -145,17 +146,17 @@ impl Speed {
         if self.home.is_some_and(|home| home > HOME) {
             slow.push(format!("{} ms until pages are home", HOME.as_millis()));
         }
-        let told = self.told();
+        let told = self.in_words();
         (!slow.is_empty()).then(|| format!("{told}; at most {}", slow.join(", and ")))
     }
 }
 
-/// The result of a job with so many GPUs that left its files in a folder. The times are in
-/// its log, for people.
+/// The result of a job with so many GPUs that left its files in `dir`. Its log contains
+/// the times, for people.
 pub fn outcome(job: &str, kernel: &str, dir: &Path, gpus: usize) -> Outcome {
     let logs = (0..gpus).map(|gpu| dir.join(format!("{}.log", pascal(gpu))));
     let (told, trouble) = match Speed::read(logs) {
-        Ok(speed) => (speed.told(), speed.trouble()),
+        Ok(speed) => (speed.in_words(), speed.trouble()),
         Err(error) => {
             let told = format!("{error:#}");
             (told.clone(), Some(told))
@@ -166,7 +167,7 @@ pub fn outcome(job: &str, kernel: &str, dir: &Path, gpus: usize) -> Outcome {
     outcome
 }
 
-/// The times among a job's results, if it has some.
+/// The times in a job's results, if there are any.
 pub fn of(outcomes: &[Outcome]) -> Option<&str> {
     let outcome = outcomes.iter().find(|outcome| outcome.name == NAME)?;
     outcome.log.first().map(String::as_str)
@@ -176,8 +177,8 @@ pub fn of(outcomes: &[Outcome]) -> Option<&str> {
 mod tests {
     use super::*;
 
-    /// As the model writes it: another channel is there before that which moves pages, and
-    /// all begin anew after a suspend.
+    /// A log in the model's format. Another channel exists before the one that moves
+    /// pages, and all start again after a suspend.
     const LOG: &str = r#"{"n":1,"us":1000000,"event":"probe"}
 {"n":2,"us":2000000,"event":"channel","chid":0,"what":"bound"}
 {"n":3,"us":2000010,"event":"channel","chid":0,"what":"started"}
@@ -207,7 +208,7 @@ mod tests {
     fn times_are_those_of_the_first_probe_and_the_median() {
         let speed = speed(&[LOG]).unwrap();
         let told = "the GPU ready after 30.5 s, pages home 3 times in 0.11 ms (median)";
-        assert_eq!(speed.told(), told);
+        assert_eq!(speed.in_words(), told);
         assert_eq!(speed.trouble(), None);
     }
 
@@ -217,7 +218,7 @@ mod tests {
         let slow = LOG
             .replace("31500000", "61500001")
             .replace(r#""took_us":90"#, r#""took_us":6000"#);
-        let told = speed(&[&unused, LOG]).unwrap().told();
+        let told = speed(&[&unused, LOG]).unwrap().in_words();
         assert!(told.contains(" 30.5 s, pages home 3 times"), "{told}");
         let trouble = speed(&[LOG, &slow]).unwrap().trouble().unwrap();
         assert_eq!(
@@ -263,7 +264,7 @@ mod tests {
     fn pages_need_not_come_home() {
         let none = LOG.replace(r#""event":"home""#, r#""event":"bar1""#);
         let speed = speed(&[&none]).unwrap();
-        assert_eq!(speed.told(), "the GPU ready after 30.5 s");
+        assert_eq!(speed.in_words(), "the GPU ready after 30.5 s");
     }
 
     #[test]
@@ -279,7 +280,7 @@ mod tests {
         assert!(told(&["nonsense\n"]).contains("line 1"));
         let missing = Speed::read([Path::new("/nowhere/log")]).unwrap_err();
         assert!(format!("{missing:#}").starts_with("/nowhere/log: "));
-        // A model that was ended has not written its last line.
+        // A model that was killed has not written its last line.
         let cut = &LOG[..LOG.len() - 3];
         assert_eq!(speed(&[cut]).unwrap(), speed(&[LOG]).unwrap());
     }

@@ -1,9 +1,9 @@
-//! Looks from outside the guest whether bytes are where the guest says.
+//! Checks from outside of the guest whether bytes are where the guest reports them.
 //!
-//! VRAM of an emulated GPU is a file of the host. A program in the guest asks,
-//! one line of JSON each ([`Request`]), and is answered `ok` or `fail <why>`:
-//! [`Judge`] answers, [`serve`] carries lines. The judge sees no guest memory
-//! and trusts nothing that the guest says of it: only the file counts.
+//! The VRAM of an emulated GPU is a file on the host. A program in the guest sends
+//! requests, one line of JSON each ([`Request`]), and gets the answer `ok` or `fail
+//! <why>`. [`Judge`] makes the answers and [`serve`] carries the lines. The judge sees no
+//! guest memory and trusts no statement of the guest about it. Only the file counts.
 
 #![warn(unused_crate_dependencies)]
 
@@ -23,26 +23,26 @@ pub mod pattern;
 
 use pattern::{PAGE, POISON};
 
-/// What a guest can ask. GPUs are numbered as the guest's device nodes are.
+/// A guest's request. GPUs have the numbers of the guest's device nodes.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// Remember VRAM as it is.
+    /// Remember the current content of VRAM.
     Snapshot {
-        /// Whose VRAM.
+        /// The GPU.
         gpu: usize,
     },
-    /// The listed pages hold what they should; nothing is said of others.
+    /// Check that the listed pages hold their content. Other pages do not matter.
     Contains {
-        /// Whose VRAM.
+        /// The GPU.
         gpu: usize,
         /// Pages and their content.
         pages: Vec<Page>,
     },
-    /// As `Contains`, and pages in `freed` are poisoned, and every other page
-    /// is as in the snapshot.
+    /// Like `Contains`. Also check that pages in `freed` are poisoned, and that every
+    /// other page matches the snapshot.
     Check {
-        /// Whose VRAM.
+        /// The GPU.
         gpu: usize,
         /// Pages and their content.
         pages: Vec<Page>,
@@ -50,18 +50,18 @@ pub enum Request {
         #[serde(default)]
         freed: Vec<u64>,
     },
-    /// VRAM holds each of these, in a page of its own: for a GPU whose driver does not
-    /// tell where a page is.
+    /// Check that VRAM holds each of these contents in a page of its own. For a GPU whose
+    /// driver does not report where a page is.
     Somewhere {
-        /// Whose VRAM.
+        /// The GPU.
         gpu: usize,
         /// Contents.
         pages: Vec<Content>,
     },
-    /// Page tables in VRAM, of whichever address space, lead each address where it says:
-    /// for a GPU that has its tables there, and nobody who could be asked to use them.
+    /// Check where page tables in VRAM map each address, in any address space. For a GPU
+    /// that has its page tables in VRAM, when no driver can be asked to use them.
     Mapped {
-        /// Whose VRAM.
+        /// The GPU.
         gpu: usize,
         /// Addresses.
         pages: Vec<Address>,
@@ -74,29 +74,29 @@ pub enum Request {
 pub struct Address {
     /// The address.
     pub va: u64,
-    /// What the page in VRAM that it leads to should hold; nothing: it leads nowhere.
+    /// The content of the page in VRAM that it maps to. `None` if it must not be mapped.
     pub content: Option<Content>,
 }
 
-/// What some page of VRAM should hold.
+/// The expected content of some page in VRAM.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Content {
-    /// Seed of the pattern.
+    /// The seed of the pattern.
     pub seed: u64,
-    /// Page of the pattern.
+    /// The index of the page in the pattern.
     pub index: u64,
 }
 
-/// A page of VRAM and what it should hold.
+/// A page of VRAM and its expected content.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Page {
     /// Byte offset in VRAM.
     pub off: u64,
-    /// Seed of the pattern.
+    /// The seed of the pattern.
     pub seed: u64,
-    /// Page of the pattern.
+    /// The index of the page in the pattern.
     pub index: u64,
 }
 
@@ -106,7 +106,7 @@ pub struct Judge {
     snapshots: Vec<Option<Vec<u8>>>,
 }
 
-/// Why the judge says no.
+/// The reason of a failed check.
 type Reason = String;
 
 impl Judge {
@@ -116,7 +116,7 @@ impl Judge {
         Self { vram, snapshots }
     }
 
-    /// Answers one line.
+    /// Answers one request.
     pub fn answer(&mut self, line: &str) -> String {
         let verdict = serde_json::from_str(line)
             .map_err(|error| format!("not a question: {error}"))
@@ -166,7 +166,7 @@ impl Judge {
     }
 }
 
-/// The page at `off`, if it is one.
+/// The page at `off`. Fails if `off` is not the start of a page.
 fn at(vram: &[u8], off: u64) -> Result<&[u8], Reason> {
     usize::try_from(off)
         .ok()
@@ -207,8 +207,8 @@ fn somewhere(vram: &Path, pages: &[Content]) -> Result<(), Reason> {
     }
 }
 
-/// Each page might be the first directory of an address space. One that is not leads
-/// nowhere: its content would have to be addresses of further tables in VRAM.
+/// Tries each page of VRAM as the first directory of an address space. A page that is not
+/// one maps nothing, because its content would have to point to further tables in VRAM.
 fn mapped(path: &Path, pages: &[Address]) -> Result<(), Reason> {
     let vram = Vram::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let space = Space {
@@ -232,7 +232,7 @@ fn mapped(path: &Path, pages: &[Address]) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Whether these are the places that an address should lead to.
+/// Whether an address maps to the right content at all of these places.
 fn leads(space: Space<'_>, page: &Address, places: &[Place]) -> Result<(), Reason> {
     let va = page.va;
     let content = match (page.content, places.first()) {
@@ -254,7 +254,7 @@ fn leads(space: Space<'_>, page: &Address, places: &[Place]) -> Result<(), Reaso
     Ok(())
 }
 
-/// Reads only what was ever written: VRAM is large, and most of its file is a hole.
+/// Reads only the written parts of the file. VRAM is large, and most of its file is a hole.
 fn each_page(vram: &Path, mut look: impl FnMut(u64, &[u8])) -> Result<(), Reason> {
     let mut read = || -> io::Result<()> {
         let file = File::open(vram)?;
@@ -275,7 +275,7 @@ fn each_page(vram: &Path, mut look: impl FnMut(u64, &[u8])) -> Result<(), Reason
     read().map_err(|error| format!("{}: {error}", vram.display()))
 }
 
-/// Where the next data or hole of a file begins; nothing if there is none.
+/// Where the next data or hole of a file begins, if there is one.
 fn extent(file: &File, from: SeekFrom) -> io::Result<Option<u64>> {
     match rustix::fs::seek(file, from) {
         Ok(at) => Ok(Some(at)),
@@ -335,15 +335,15 @@ fn check(before: &[u8], now: &[u8], pages: &[Page], freed: &[u64]) -> Result<(),
             || "what it held before".to_owned(),
         )?;
     }
-    // The tail of a file that does not end with a page.
+    // The rest of a file that does not end at a page boundary.
     let tail = now.len() / PAGE * PAGE;
     same(tail as u64, &before[tail..], &now[tail..], || {
         "what it held before".to_owned()
     })
 }
 
-/// Answers the lines of a stream until it ends; `record` sees each question with
-/// its answer.
+/// Answers the lines of a stream until it ends. `record` receives each request with its
+/// answer.
 pub fn serve(
     judge: &mut Judge,
     stream: impl Read,

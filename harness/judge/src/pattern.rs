@@ -1,12 +1,13 @@
 //! The bytes that test programs write: page `index` of a `seed`.
 //!
-//! The same stream as in tools/testing/selftests/p2pdma/p2ptest.h, written from
-//! its description, so that neither side's mistake can hide the other's.
+//! The same stream as in tools/testing/selftests/p2pdma/p2ptest.h. The code is written
+//! from the description of that stream, so that a mistake on one side cannot hide on the
+//! other.
 
-/// Bytes of a page.
+/// The size of a page in bytes.
 pub const PAGE: usize = 4096;
 
-/// What every byte of a freed VRAM page is.
+/// The value of every byte in a freed VRAM page.
 pub const POISON: u8 = 0x5a;
 
 /// Page `index` of `seed`: word k is splitmix64(seed + index · 512 + k),

@@ -40,7 +40,7 @@ impl Vram {
 
 const SNAPSHOT: &str = r#"{"op":"snapshot","gpu":0}"#;
 
-/// Page 2 holds page 5 of seed 9, page 3 was freed.
+/// Page 2 holds page 5 of seed 9, and page 3 was freed.
 const CHECK: &str =
     r#"{"op":"check","gpu":0,"pages":[{"off":8192,"seed":9,"index":5}],"freed":[12288]}"#;
 
@@ -62,7 +62,7 @@ fn what_is_right_is_ok() {
 #[test]
 fn a_wrong_byte_anywhere_is_seen() {
     let (mut vram, mut judge) = good();
-    // A prime step visits every page and every place in a page in time.
+    // A prime step visits every page and, over time, every offset in a page.
     for byte in (0..PAGES * PAGE).step_by(509).chain([PAGES * PAGE - 1]) {
         vram.bytes[byte] ^= 1;
         vram.write();
@@ -164,7 +164,7 @@ fn contents_that_are_somewhere() {
             .answer(&ask(&format!("{five},{six}")))
             .contains("1 of 2")
     );
-    // Each has a page of its own.
+    // The same content twice needs two pages.
     assert!(
         judge
             .answer(&ask(&format!("{five},{five}")))
@@ -173,7 +173,7 @@ fn contents_that_are_somewhere() {
     vram.put(0, &pattern::page(9, 5));
     vram.put(1, &pattern::page(9, 6));
     assert_eq!(judge.answer(&ask(&format!("{five},{six},{five}"))), "ok");
-    // What comes after a hole.
+    // The content is after a hole.
     let file = fs::File::options().write(true).open(vram.path()).unwrap();
     file.set_len(0).unwrap();
     file.write_all_at(&pattern::page(3, 4), 1 << 30).unwrap();
@@ -181,8 +181,8 @@ fn contents_that_are_somewhere() {
     assert!(judge.answer(&ask(five)).contains("0 of 1"));
 }
 
-/// Tables for one page, as `vmmgp100.c` of nouveau writes them: pages 0 to 4 are the
-/// levels, from the first directory on.
+/// Page tables for one page, in the format of nouveau's `vmmgp100.c`. Pages 0 to 4 are the
+/// levels, starting with the first directory.
 const VA: u64 = 0x7f12_3456_7000;
 
 fn map(vram: &mut Vram, to: usize) {
@@ -191,7 +191,8 @@ fn map(vram: &mut Vram, to: usize) {
         vram.bytes[at..at + 8].copy_from_slice(&entry.to_le_bytes());
     };
     let index = |shift: u32, bits: u32| (VA >> shift) & ((1 << bits) - 1);
-    // Bits 1 and 2: the next table is in VRAM. Addresses are shifted by four.
+    // Bits 1 and 2: the next table is in VRAM. The entry holds the address shifted right
+    // by four.
     let table = |number: usize| (number as u64) << 8 | 1 << 1;
     set(0, index(47, 2) * 8, table(1));
     set(1, index(38, 9) * 8, table(2));
@@ -222,7 +223,7 @@ fn where_page_tables_lead() {
         assert!(told.contains("is mapped to vram 0x6000"), "{told}");
     }
     assert_eq!(judge.answer(&ask(VA + PAGE as u64, "null")), "ok");
-    // All address spaces count: here is another one, which leads to the same tables.
+    // All address spaces count. This adds another one with the same tables.
     let root = vram.bytes[..PAGE].to_vec();
     vram.put(7, &root);
     assert_eq!(judge.answer(&ask(VA, five)), "ok");

@@ -1,8 +1,7 @@
 //! Configures and builds a kernel, its modules and its selftests.
 //!
-//! The kernel's own make does the work and knows what is out of date. It is
-//! not even started when tree, configuration and compiler are those of the
-//! last build that succeeded.
+//! The kernel's own make builds, and knows what is out of date. It does not even start if
+//! tree, configuration and compiler are the same as in the last successful build.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -22,9 +21,9 @@ use host::ui::{Step, Ui};
 use plan::kernels::{Kernel, Kernels, Source};
 use setup::{Tools, search_path};
 
-/// The kernel's make ended with an error.
+/// The sources and configuration of this kernel do not build. Other kernels may still build.
 #[derive(Debug)]
-pub struct Broken(String);
+pub struct Broken(pub String);
 
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -34,19 +33,19 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// Disk space that a kernel takes, with what its tests leave.
+/// Disk space for a kernel and the files that its tests leave.
 const KERNEL_BYTES: u64 = 3 << 30;
 
-/// The file of a kernel that was built to the end; it says of what.
+/// This file marks a complete build and contains a digest of its inputs.
 const MARK: &str = "p2p-built";
 
 /// Where Kbuild puts headers for user space.
 const HEADERS: &str = "usr/include";
 
-/// The selftests that the series adds: a warning in them is an error.
+/// The selftests that the series adds. A warning in them is an error.
 const OURS: &str = "p2pdma";
 
-/// What jobs run in the guest besides selftests is made of these, and of the tree.
+/// The sources, besides the tree, of the guest's programs that are not selftests.
 const GUEST_SOURCES: [&str; 4] = [
     "harness/guest/Makefile",
     "harness/guest/doctor",
@@ -54,10 +53,10 @@ const GUEST_SOURCES: [&str; 4] = [
     "compat/nv-p2p",
 ];
 
-/// Where the sources are of what the benchmark runs in the guest.
+/// The sources of the benchmark's programs for the guest.
 const BENCH_SOURCES: &str = "harness/guest/bench";
 
-/// Where the benchmark's module and program are for a kernel.
+/// The output directory of the benchmark's module and program for a kernel.
 pub fn bench_output(kernel: &Built) -> PathBuf {
     kernel.dir.join("bench")
 }
@@ -68,27 +67,27 @@ const ORDER: &str = "modules.order";
 /// Builds kernels from a tree.
 #[derive(Clone, Copy)]
 pub struct Builder<'a> {
-    /// Where things are.
+    /// The directories.
     pub paths: &'a Paths,
-    /// Progress.
+    /// Shows progress.
     pub ui: &'a Ui,
-    /// Programs.
+    /// The installed tools.
     pub tools: &'a Tools,
-    /// The tree.
+    /// The tree to build from.
     pub tree: &'a Tree,
-    /// What the user chose.
+    /// The user's choice of compiler.
     pub compiler: &'a Compiler,
-    /// Jobs at a time.
+    /// The number of parallel jobs.
     pub jobs: usize,
 }
 
 impl Builder<'_> {
-    /// The same, from another tree.
+    /// A builder with the same settings for another tree.
     pub fn of<'b>(&'b self, tree: &'b Tree) -> Builder<'b> {
         Builder { tree, ..*self }
     }
 
-    /// Builds the kernels of these names.
+    /// Builds the kernels with these names.
     pub fn all(&self, kernels: &Kernels, names: &[&str]) -> Result<()> {
         for name in kernels.in_order(names) {
             self.one(kernels, name)?;
@@ -96,7 +95,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Builds the kernel of that name, with its selftests.
+    /// Builds the kernel with that name, and its selftests.
     pub fn one(&self, kernels: &Kernels, name: &str) -> Result<()> {
         let kernel = kernels.get(name)?;
         if !kernel.is_built_only() {
@@ -108,8 +107,8 @@ impl Builder<'_> {
         self.build(name, kernel, &seeds)
     }
 
-    /// Builds a kernel with its selftests. `seeds`: kernels of the same tree, of which
-    /// the first that is there lends its objects.
+    /// Builds a kernel with its selftests. `seeds` are kernels of the same tree. If the
+    /// kernel is new, it starts from the objects of the first seed that exists.
     pub fn build(&self, name: &str, kernel: &Kernel, seeds: &[&str]) -> Result<()> {
         if kernel.llvm && self.compiler.llvm.is_none() && self.compiler.cc.is_some() {
             bail!(Usage(format!(
@@ -153,11 +152,11 @@ impl Builder<'_> {
         begin_with(&seeds, &built)?;
         let refused = make.configure(&text, &wanted, &step)?;
         if !refused.is_empty() {
-            bail!(
+            return make.broken(format!(
                 "kernel {name}: Kconfig refuses these options (a dependency is missing, or \
                  they are not in this tree):\n    {}",
                 refused.join("\n    ")
-            );
+            ));
         }
         let jobs = format!("-j{}", self.jobs);
         make.run(&arguments(&jobs, kernel), &step)?;
@@ -178,14 +177,14 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Prepares the folder of modules that vng uses. vng does so itself if need be, and two
-    /// machines that begin at the same time would do it at the same time.
+    /// Prepares the module folder that vng uses. vng would do so itself, but two machines
+    /// that start together would do it at the same time.
     fn index_modules(&self, built: &Built) -> Result<()> {
         let program = self.tools.vng_dir.join("virtme-prep-kdir-mods");
         capture(Command::new(program).current_dir(&built.dir)).map(drop)
     }
 
-    /// Builds the benchmark's module and program for a kernel that was built.
+    /// Builds the benchmark's module and program for a built kernel.
     pub fn bench(&self, name: &str, kernel: &Kernel) -> Result<()> {
         let source = self.source(kernel)?;
         let built = Built::at(self.paths, name);
@@ -210,8 +209,11 @@ impl Builder<'_> {
         let mut command = make.bare("gcc")?;
         command
             .args(["-O2", "-Wall", "-Werror", "-idirafter"])
-            // The interface of the test devices is in no other headers.
+            // Only this directory has the interface of the test devices.
             .arg(self.tree.dir.join("include/uapi"))
+            // test_hmm's interface is <lib/test_hmm_uapi.h>.
+            .arg("-idirafter")
+            .arg(&self.tree.dir)
             .arg("-I")
             .arg(&library)
             .arg("-o")
@@ -222,17 +224,19 @@ impl Builder<'_> {
     }
 
     fn source(&self, kernel: &Kernel) -> Result<PathBuf> {
-        match kernel.tree {
-            Source::Series => Ok(self.tree.dir.clone()),
-            Source::Base => self.tree.base_worktree(self.paths, self.ui),
+        match (kernel.tree, &kernel.patch) {
+            (Source::Series, None) => Ok(self.tree.dir.clone()),
+            (Source::Base, None) => self.tree.base_worktree(self.paths, self.ui),
+            (Source::Base, Some(patch)) => self.tree.patched_base(self.paths, self.ui, patch),
+            (Source::Series, Some(_)) => bail!("qemu/kernels.toml: only the base takes a `patch`"),
         }
     }
 
-    /// Builds what has changed of a kernel that was built before, and not its
+    /// Builds what has changed in a kernel that was built before. Does not build its
     /// selftests.
     pub fn again(&self, name: &str, kernel: &Kernel) -> Result<()> {
         let built = Built::at(self.paths, name);
-        // What was built is no longer what the mark says.
+        // The build no longer matches the mark.
         let _ = fs::remove_file(built.dir.join(MARK));
         let make = Make {
             builder: self,
@@ -249,9 +253,9 @@ impl Builder<'_> {
     }
 }
 
-/// Arguments that build a kernel. Where that is a test, all of it that can be is built, and
-/// a warning is an error: an object that has one must not be there when make looks the
-/// next time.
+/// Arguments that build a kernel. If the build is a test, it continues after errors, and a
+/// warning is an error. Otherwise the object with a warning would exist, and the next run
+/// of make would not show the warning.
 fn arguments<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
     let mut arguments = vec![jobs];
     if kernel.is_built_only() {
@@ -260,17 +264,17 @@ fn arguments<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
         return arguments;
     }
     if kernel.modules {
-        // Not of what is built in, which begins with the objects of another kernel.
+        // Not for built-in code, because its objects come from another kernel.
         let strict = ["CFLAGS_MODULE=-Werror", "RUSTFLAGS_MODULE=-Dwarnings"];
         arguments.push("--keep-going");
         arguments.extend(strict);
     }
-    // `headers`: in usr/, where `vng` and the selftests look for them.
+    // `headers` go to usr/, where vng and the selftests look for them.
     arguments.extend(["bzImage", "modules", "headers"]);
     arguments
 }
 
-/// What a file has, or the files in a folder, by name.
+/// Path and digest of a file, or of each file in a folder, sorted by name.
 fn contents(path: &Path) -> Result<String> {
     if !path.is_dir() {
         let bytes = fs::read(path).with_context(|| path.display().to_string())?;
@@ -282,8 +286,9 @@ fn contents(path: &Path) -> Result<String> {
     paths.iter().map(|path| contents(path)).collect()
 }
 
-/// Gives a kernel that has no headers for user space yet those of another one of the same
-/// tree: a thousand runs of a script. Kbuild makes those again whose source is newer.
+/// Copies another kernel's headers for user space if the kernel has none yet. Both kernels
+/// are from the same tree. This saves a thousand runs of a script. Kbuild remakes headers
+/// whose source is newer.
 fn take_headers(siblings: &[Built], built: &Built) -> Result<()> {
     let headers = |built: &Built| built.dir.join(HEADERS);
     let to = headers(built);
@@ -296,8 +301,8 @@ fn take_headers(siblings: &[Built], built: &Built) -> Result<()> {
     Ok(fs::rename(&partial, &to)?)
 }
 
-/// A copy of a folder, to be given the name `to` once it is as it has to be: one that was
-/// interrupted has another name.
+/// Copies a folder under a temporary name. The caller renames the finished copy to `to`,
+/// so an interrupted copy never has that name.
 fn partial_copy(from: &Path, to: &Path) -> Result<PathBuf> {
     let partial = to.with_extension("partial");
     remove(&partial)?;
@@ -306,7 +311,7 @@ fn partial_copy(from: &Path, to: &Path) -> Result<PathBuf> {
     Ok(partial)
 }
 
-/// Removes a folder if it is there.
+/// Removes a folder if it exists.
 fn remove(dir: &Path) -> Result<()> {
     if dir.exists() {
         fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
@@ -314,8 +319,8 @@ fn remove(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Gives a kernel that was not built yet the objects of the first one that was. Kbuild
-/// knows which options an object depends on, and makes it again where they differ.
+/// Copies the objects of the first built seed if the kernel was not built yet. Kbuild
+/// knows the options that an object depends on, and rebuilds it where they differ.
 fn begin_with(seeds: &[Built], built: &Built) -> Result<()> {
     if built.dir.join(".config").is_file() {
         return Ok(());
@@ -326,7 +331,7 @@ fn begin_with(seeds: &[Built], built: &Built) -> Result<()> {
     };
     let partial = partial_copy(&seed.dir, &built.dir)?;
     remove(&built.dir)?;
-    // What is no work of Kbuild's and names the folder that it was made in.
+    // Kbuild did not make these, and they contain the name of their folder.
     for name in ["ko", "bench", ".virtme_mods"] {
         remove(&partial.join(name))?;
     }
@@ -335,8 +340,8 @@ fn begin_with(seeds: &[Built], built: &Built) -> Result<()> {
     Ok(fs::rename(&partial, &built.dir)?)
 }
 
-/// The commands that built programs of tools/ name the folder. As they are, they
-/// would be taken for outdated, and with objtool all objects.
+/// Renames the folder in the saved commands of tools/. Otherwise Kbuild would take these
+/// programs for outdated and rebuild them, and because of objtool all objects as well.
 fn rename_in_tools(dir: &Path, old: &Path, new: &Path) -> Result<()> {
     let (old, new) = (old.to_string_lossy(), new.to_string_lossy());
     let names = |root: &str| [format!("{root}/"), format!("{root} ")];
@@ -356,7 +361,7 @@ fn rename_in_tools(dir: &Path, old: &Path, new: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One folder with all modules, as the guest's `insmod` and the selftests want.
+/// Links all modules into one folder, for the guest's `insmod` and the selftests.
 fn link_modules(built: &Built) -> Result<()> {
     let ko = built.modules();
     if ko.exists() {
@@ -373,15 +378,15 @@ fn link_modules(built: &Built) -> Result<()> {
     Ok(())
 }
 
-/// Copies all of a kernel that a machine needs, so that it can run while the next
-/// one is built in its place. Selftests stay the same, and where they are.
+/// Copies everything that a machine needs of a kernel, so that it can run during the next
+/// build. Selftests do not change and stay where they are.
 pub fn set_aside(built: &Built, aside: &Built) -> Result<()> {
     if aside.dir.exists() {
         fs::remove_dir_all(&aside.dir).with_context(|| aside.dir.display().to_string())?;
     }
     let list = fs::read_to_string(built.dir.join(ORDER))?;
     let modules = list.lines().map(|o| Path::new(o).with_extension("ko"));
-    // vng wants the configuration and the lists beside the image.
+    // vng looks for the configuration and the lists beside the image.
     let lists = [
         ".config",
         "System.map",
@@ -408,25 +413,25 @@ pub fn set_aside(built: &Built, aside: &Built) -> Result<()> {
     )?)
 }
 
-/// The kernel's make, for one kernel.
+/// Runs the kernel's make for one kernel.
 pub struct Make<'a> {
-    /// What it is built by.
+    /// The builder's settings.
     pub builder: &'a Builder<'a>,
-    /// Names its log.
+    /// The name of its log.
     pub name: &'a str,
     /// The tree.
     pub source: &'a Path,
-    /// Where it is built.
+    /// The output directory.
     pub output: &'a Path,
-    /// `ARCH=`; this machine's if none.
+    /// `ARCH=`, if it is not this machine's.
     pub arch: Option<&'a str>,
-    /// By LLVM, unless the user says otherwise.
+    /// Whether LLVM builds it unless the user chooses otherwise.
     pub llvm: bool,
 }
 
 impl Make<'_> {
-    /// Everything that the build depends on, unless the tree has changes that
-    /// no commit names: then the kernel's make must find out.
+    /// A digest of everything that the build depends on. `None` if the tree has
+    /// uncommitted changes: then only the kernel's make can find out.
     fn inputs(&self, config: &str, kernel: &Kernel) -> Result<Option<String>> {
         let changes = ask(self.source, &["status", "--porcelain"])?;
         if !changes.is_empty() {
@@ -470,8 +475,7 @@ impl Make<'_> {
         Ok(command)
     }
 
-    /// A program in the environment of a build that comes out the same
-    /// everywhere.
+    /// A command in an environment that makes builds reproducible.
     fn bare(&self, program: &str) -> Result<Command> {
         let mut command = Command::new(program);
         for name in [
@@ -501,7 +505,7 @@ impl Make<'_> {
         Ok(command)
     }
 
-    /// Configures; gives what Kconfig made otherwise than it was wanted.
+    /// Configures. Returns the options that Kconfig set differently.
     pub fn configure(
         &self,
         text: &str,
@@ -510,7 +514,7 @@ impl Make<'_> {
     ) -> Result<Vec<String>> {
         let fragment = self.output.join("p2p.config");
         let config = self.output.join(".config");
-        // An unchanged configuration keeps its time, and make has less to do.
+        // An unchanged configuration keeps its time stamp, so make has less to do.
         if fs::read_to_string(&fragment).ok().as_deref() != Some(text) || !config.is_file() {
             fs::write(&fragment, text)?;
             let mut command = self.command()?;
@@ -528,7 +532,7 @@ impl Make<'_> {
         Ok(refused)
     }
 
-    /// Makes these targets.
+    /// Builds these targets.
     pub fn run(&self, targets: &[&str], step: &Step<'_>) -> Result<()> {
         let mut command = self.command()?;
         command.args(targets);
@@ -539,13 +543,14 @@ impl Make<'_> {
     fn selftests(&self, entry: &str, step: &Step<'_>) -> Result<()> {
         let all = self.source.join("tools/testing/selftests");
         let (folder, program) = match entry.rsplit_once('/') {
-            // Folders may be in folders.
+            // A folder may be inside another folder.
             Some((folder, program)) if !all.join(entry).is_dir() => (folder, Some(program)),
             _ => (entry, None),
         };
         let source = all.join(folder);
         if !source.is_dir() {
-            bail!("kernel {}: the tree has no {}", self.name, source.display());
+            let source = source.display();
+            return self.broken(format!("kernel {}: the tree has no {source}", self.name));
         }
         let output = self.output.join("selftests").join(folder);
         fs::create_dir_all(&output)?;
@@ -567,7 +572,7 @@ impl Make<'_> {
         self.finish(command, step)
     }
 
-    /// What jobs run in the guest besides selftests.
+    /// Builds the guest's programs besides selftests.
     fn guest(&self, step: &Step<'_>) -> Result<()> {
         let [programs, modules] =
             ["harness/guest", "compat/nv-p2p"].map(|dir| self.builder.paths.root.join(dir));
@@ -588,9 +593,17 @@ impl Make<'_> {
         self.run(&[&sources, &output, "TEST=m", "W=1e", "modules"], step)
     }
 
-    /// What the last command printed.
+    /// The log of the last command.
     pub fn log(&self) -> PathBuf {
         log(self.builder.paths, self.name)
+    }
+
+    /// Reports why this kernel cannot be built, and adds it to the log.
+    fn broken(&self, why: String) -> Result<()> {
+        let log = self.log();
+        fs::create_dir_all(log.parent().expect("it is in a folder"))?;
+        fs::write(&log, format!("{why}\n"))?;
+        bail!(Broken(why))
     }
 
     fn finish(&self, command: Command, step: &Step<'_>) -> Result<()> {
@@ -622,20 +635,20 @@ impl Make<'_> {
     }
 }
 
-/// The log of what is built under that name.
+/// The log of the build with that name.
 pub fn log(paths: &Paths, name: &str) -> PathBuf {
     let name = name.replace('/', "-");
     paths.logs().join(format!("build-{name}.log"))
 }
 
-/// Whether a line of kbuild says that something is made.
+/// Whether a Kbuild line announces an object.
 fn is_object(line: &str) -> bool {
     line.split_whitespace()
         .next()
         .is_some_and(|word| word.len() > 1 && word.bytes().all(|b| b.is_ascii_uppercase()))
 }
 
-/// The lines that say what went wrong, or the last ones.
+/// The lines with errors, or the last lines if there are none.
 fn complaints(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     let first = lines.iter().position(|line| {

@@ -1,11 +1,12 @@
-//! The commits of each topic in the tree, and the patches that they are.
+//! Finds the commits of each topic in the tree, and formats them as patches.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use host::git::ask;
+use host::git::{ask, git};
+use host::proc::capture;
 
 use crate::series::{Series, SeriesConfig, Topic, git_dir, name};
 
@@ -23,6 +24,13 @@ pub struct Branch<'a> {
     pub tip: &'a str,
 }
 
+/// git's name for a cover letter.
+pub const COVER: &str = "0000-cover-letter.patch";
+
+/// The temporary branch of a cover letter. git takes the letter's text from the
+/// description of a branch that ends with the last patch.
+const COVER_BRANCH: &str = "p2p-cover";
+
 /// A topic's commits.
 pub struct Part<'a> {
     /// The topic.
@@ -33,7 +41,7 @@ pub struct Part<'a> {
     pub tip: String,
 }
 
-/// Finds each topic's commits by the subject of the first.
+/// Finds the commits of each topic by the subject of its first commit.
 pub fn parts<'a>(tree: Branch<'_>, settings: &'a SeriesConfig) -> Result<Vec<Part<'a>>> {
     let range = format!("{}..{}", tree.base, tree.tip);
     let log = ask(tree.dir, &["log", "--reverse", "--format=%H %s", &range])?;
@@ -63,40 +71,57 @@ pub fn parts<'a>(tree: Branch<'_>, settings: &'a SeriesConfig) -> Result<Vec<Par
 }
 
 impl Part<'_> {
-    /// Where a file of the topic is.
+    /// The path of a file of the topic.
     pub fn file(&self, name: impl AsRef<Path>) -> PathBuf {
         Path::new("patches").join(&self.topic.folder).join(name)
     }
 
-    /// As git takes them.
+    /// The commits as a git range.
     pub fn range(&self) -> String {
         format!("{}..{}", self.base, self.tip)
     }
 
-    /// Adds the patches that they are.
+    /// Formats the commits as patches. A `text` (a subject, an empty line, the body) adds
+    /// the [`COVER`] that git makes from it.
     pub fn patches(
         &self,
         tree: Branch<'_>,
         settings: &SeriesConfig,
+        text: Option<&str>,
         files: &mut Files,
     ) -> Result<()> {
         let dir = tempfile::tempdir_in(git_dir(tree.dir)?)?;
-        let out = dir.path().to_string_lossy();
-        let prefix = format!("--subject-prefix={}", settings.subject_prefix);
-        ask(
-            tree.dir,
-            &[
-                "format-patch",
-                "--quiet",
-                "--zero-commit",
+        let mut format = git(tree.dir, &[]);
+        let mut range = self.range();
+        let branch = format!("refs/heads/{COVER_BRANCH}");
+        if let Some(text) = text {
+            format.args(["-c", &format!("branch.{COVER_BRANCH}.description={text}")]);
+            // The letter's author is the author of the last patch.
+            let author = ["log", "-1", "--format=%an%n%ae%n%aD", &self.tip];
+            let author = ask(tree.dir, &author)?;
+            for (name, value) in ["NAME", "EMAIL", "DATE"].iter().zip(author.lines()) {
+                format.env(format!("GIT_COMMITTER_{name}"), value);
+            }
+            range = format!("{}..{branch}", self.base);
+            ask(tree.dir, &["update-ref", &branch, &self.tip])?;
+        }
+        format
+            .args(["format-patch", "--quiet", "--numbered", "--zero-commit"])
+            .args([
                 "--no-signature",
-                "--numbered",
-                &prefix,
-                "-o",
-                &out,
-                &self.range(),
-            ],
-        )?;
+                "--subject-prefix",
+                &settings.subject_prefix,
+            ])
+            .arg("-o")
+            .arg(dir.path());
+        if text.is_some() {
+            format.args(["--cover-letter", "--cover-from-description=subject"]);
+        }
+        let formatted = capture(format.arg(range));
+        if text.is_some() {
+            ask(tree.dir, &["update-ref", "-d", &branch])?;
+        }
+        formatted?;
         for entry in fs::read_dir(dir.path())? {
             let path = entry?.path();
             let name = path.file_name().expect("a patch has a name");
@@ -106,15 +131,15 @@ impl Part<'_> {
     }
 }
 
-/// Whether the tree's commits are those in patches/; the rest is not looked at.
+/// Whether the tree's commits match the patches in patches/. Other files there do not matter.
 pub fn same_patches(tree: Branch<'_>, series: &Series) -> Result<bool> {
-    // A commit that begins a topic may have been renamed: that is a change.
+    // If the first commit of a topic was renamed, the tree differs.
     let Ok(parts) = parts(tree, &series.settings) else {
         return Ok(false);
     };
     let mut wanted = Files::new();
     for part in &parts {
-        part.patches(tree, &series.settings, &mut wanted)?;
+        part.patches(tree, &series.settings, None, &mut wanted)?;
     }
     let mut present = Files::new();
     for patch in &series.patches {

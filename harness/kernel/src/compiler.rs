@@ -1,4 +1,4 @@
-//! Which compiler builds a kernel.
+//! Chooses the compiler for a kernel.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,27 +6,28 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::config;
 use host::proc::capture;
 use host::status::Usage;
 
-/// Calls a compiler by way of ccache.
+/// Runs a compiler through ccache.
 const CACHED: &str = "harness/cached";
 
-/// What the user can choose. Without a choice it is GCC, by which a kernel takes
-/// two thirds of the time, or LLVM 19 where nothing else will do.
+/// The user's choice of compiler. The default is GCC, which needs two thirds of LLVM's
+/// time, or LLVM 19 for kernels that need LLVM.
 #[derive(Clone, Debug, Default)]
 pub struct Compiler {
     /// `LLVM=`
     pub llvm: Option<String>,
     /// `CC=`
     pub cc: Option<String>,
-    /// `CONFIG=`: a file of options for each kernel, which win over its own.
+    /// `CONFIG=`: a file of options for every kernel. They override the kernel's own.
     pub config: Option<PathBuf>,
 }
 
 impl Compiler {
-    /// Arguments of the kernel's make. `needs_llvm`: another compiler cannot. `root`:
-    /// the repository.
+    /// Arguments for the kernel's make. `needs_llvm`: only LLVM can build the kernel.
+    /// `root`: the repository.
     pub fn arguments(&self, needs_llvm: bool, root: &Path) -> Vec<String> {
         let (llvm, cc) = self.chosen(needs_llvm);
         let mut arguments = Vec::new();
@@ -43,7 +44,7 @@ impl Compiler {
         arguments
     }
 
-    /// `LLVM=` and the C compiler.
+    /// The value of `LLVM=`, and the C compiler.
     fn chosen(&self, needs_llvm: bool) -> (Option<&str>, String) {
         let (llvm, cc) = match (&self.llvm, &self.cc) {
             (None, None) if needs_llvm => (Some("-19"), None),
@@ -57,8 +58,8 @@ impl Compiler {
         (llvm, cc)
     }
 
-    /// What compilers and linker say that they are, as they are found in `path`: what an
-    /// older one has built is built anew.
+    /// The versions of the compilers and the linker that `path` finds. When a version
+    /// changes, the kernel is rebuilt.
     pub fn versions(&self, needs_llvm: bool, path: &OsStr) -> String {
         let (llvm, cc) = self.chosen(needs_llvm);
         let linker = match (llvm, &self.cc) {
@@ -72,17 +73,20 @@ impl Compiler {
             let mut command = Command::new("/usr/bin/env");
             command.args(program.split_whitespace()).arg("--version");
             let said = capture(command.env("PATH", path));
-            // Why one says nothing is told when it is to build.
+            // A failure shows up again, with its reason, when the program builds.
             versions.push_str(&said.unwrap_or_else(|error| error.to_string()));
         }
         versions
     }
 
-    /// Fails if a program that was chosen is in none of `dirs`, before hours are spent on
-    /// what it is for.
+    /// Fails if a chosen program is in none of `dirs`, or if the options cannot be read.
+    /// This happens before hours of building.
     pub fn check(&self, dirs: &[PathBuf]) -> Result<()> {
+        if let Some(file) = &self.config {
+            config::read(file).map_err(|error| Usage(format!("CONFIG={error:#}")))?;
+        }
         if let Some(llvm) = &self.llvm {
-            // One of each package; CC= is in clang's place.
+            // One program of each package. `CC=` replaces clang.
             let mut parts = vec![("ld.lld", "lld"), ("llvm-ar", "llvm")];
             if self.cc.is_none() {
                 parts.insert(0, ("clang", "clang"));
@@ -103,7 +107,7 @@ impl Compiler {
     }
 }
 
-/// As the kernel's Makefile understands LLVM=.
+/// The program's name, by the rules of the kernel's Makefile for LLVM=.
 fn llvm_program(llvm: &str, program: &str) -> String {
     if llvm.ends_with('/') {
         format!("{llvm}{program}")
@@ -114,9 +118,9 @@ fn llvm_program(llvm: &str, program: &str) -> String {
     }
 }
 
-/// Fails if a program is not there, with the packages of Debian that it comes with.
+/// Fails if a program does not exist. The error names its Debian packages.
 fn check(choice: &str, program: &str, packages: &str, dirs: &[PathBuf]) -> Result<()> {
-    // make does not run where we do, so a path must be a whole one.
+    // make runs in another directory, so a path must be absolute.
     let is_path = program.contains('/');
     let may_be = Path::new(program).is_absolute() || !is_path;
     if may_be && dirs.iter().any(|dir| dir.join(program).is_file()) {
@@ -171,6 +175,27 @@ mod tests {
     }
 
     #[test]
+    fn options_that_cannot_be_read_are_bad_usage() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("my.config");
+        let check = || {
+            let compiler = Compiler {
+                config: Some(file.clone()),
+                ..Compiler::default()
+            };
+            compiler
+                .check(&[])
+                .map_err(|error| error.downcast::<Usage>().unwrap().0)
+        };
+        let start = format!("CONFIG={}: ", file.display());
+        assert!(check().unwrap_err().starts_with(&start));
+        fs::write(&file, "KASAN=y\n").unwrap();
+        assert!(check().unwrap_err().ends_with("not an option: KASAN=y"));
+        fs::write(&file, "CONFIG_KASAN=y\n").unwrap();
+        check().unwrap();
+    }
+
+    #[test]
     fn a_compiler_that_is_not_there_is_bad_usage() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["gcc-13", "clang-20", "ld.lld-20", "clang-21", "ld.lld-21"] {
@@ -203,7 +228,7 @@ mod tests {
             "LLVM=-21: there is no program \"llvm-ar-21\"; on Debian, \
              `apt-get install clang-21 lld-21 llvm-21`"
         );
-        // A compiler of one's own is in clang's place, but not in the linker's.
+        // The user's compiler replaces clang, but not the linker.
         let other = said(Some("-22"), Some("gcc-13")).unwrap();
         assert!(other.ends_with("`apt-get install lld-22 llvm-22`"));
         assert!(said(Some("-20"), Some("gcc-14")).is_some());

@@ -1,5 +1,5 @@
-//! Kernel configurations: fragments are put together, and what was asked for
-//! is compared with what Kconfig made of it.
+//! Kernel configurations: merges fragments, and compares the wanted options with what
+//! Kconfig made of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use host::git::ask;
 
-/// Options and their values; `n` for "is not set".
+/// Options and their values. `n` means "is not set".
 pub type Options = BTreeMap<String, String>;
 
 /// The options of one file of qemu/kernel/.
@@ -23,7 +23,7 @@ pub fn read(file: &Path) -> Result<Options> {
     parse(&text).with_context(|| file.display().to_string())
 }
 
-/// All options that a kernel asks for; a later fragment wins.
+/// All options that a kernel wants. A later fragment overrides an earlier one.
 pub fn wanted(root: &Path, fragments: &[String]) -> Result<Options> {
     let mut options = Options::new();
     for name in fragments {
@@ -32,7 +32,7 @@ pub fn wanted(root: &Path, fragments: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// Those options that the tree has at a commit: others come with later patches.
+/// The wanted options that exist in the tree at a commit. Later patches add others.
 pub fn defined(tree: &Path, commit: &str, wanted: &Options) -> Result<Options> {
     let pattern = "^[[:space:]]*(menu)?config[[:space:]]+[A-Za-z0-9_]+";
     let args = ["grep", "-hoE", pattern, commit, "--", "*Kconfig*"];
@@ -48,7 +48,7 @@ pub fn defined(tree: &Path, commit: &str, wanted: &Options) -> Result<Options> {
         .collect())
 }
 
-/// The options as Kconfig reads them.
+/// The options in Kconfig's syntax.
 pub fn text(options: &Options) -> String {
     options
         .iter()
@@ -56,7 +56,7 @@ pub fn text(options: &Options) -> String {
         .collect()
 }
 
-/// Options that Kconfig did not take over, each with what it made of them.
+/// The options that Kconfig changed, each with Kconfig's value.
 pub fn refused(wanted: &Options, config: &str) -> Result<Vec<String>> {
     let config = parse(config)?;
     Ok(wanted

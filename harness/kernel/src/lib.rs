@@ -1,4 +1,4 @@
-//! How a kernel comes to be: the git tree with the series, the configuration, the build.
+//! Makes a kernel: the git tree with the series, the configuration, the build.
 
 #![warn(unused_crate_dependencies)]
 
@@ -21,24 +21,24 @@ pub struct Built {
 }
 
 impl Built {
-    /// Where a kernel of that name is built.
+    /// The location of the kernel with that name.
     pub fn at(paths: &Paths, name: &str) -> Self {
         Self {
             dir: paths.output.join(name),
         }
     }
 
-    /// What boots.
+    /// The image that boots.
     pub fn image(&self) -> PathBuf {
         self.dir.join("arch/x86/boot/bzImage")
     }
 
-    /// All modules, side by side.
+    /// The folder with links to all modules.
     pub fn modules(&self) -> PathBuf {
         self.dir.join("ko")
     }
 
-    /// Where the selftests of a folder are.
+    /// The folder of built selftests.
     pub fn selftests(&self, folder: &str) -> PathBuf {
         self.dir.join("selftests").join(folder)
     }

@@ -1,8 +1,8 @@
-//! The series as data: patches/series.toml, a folder of patches for each topic
-//! beside it, and how they become commits.
+//! The series as data: patches/series.toml, a folder of patches for each topic beside it,
+//! and how the patches become commits.
 //!
-//! Patches are applied to an index, not to a work tree, so that a file's time
-//! changes only when its content does and a second build is short.
+//! Patches are applied to an index instead of a work tree. So the time of a file changes
+//! only with its content, and a second build is short.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,22 +18,22 @@ use host::settings;
 
 mod fit;
 
-pub use fit::{Fit, told, with_files_of};
+pub use fit::{Fit, summary, with_files_of};
 
 /// patches/series.toml
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SeriesConfig {
-    /// What a subject begins with, e.g. `RFC PATCH v2`.
+    /// The beginning of each subject, e.g. `RFC PATCH v2`.
     pub subject_prefix: String,
-    /// The commit of the public tree that patches are based on; the base in the
-    /// tree here has the same files, and another hash.
+    /// The commit of the public tree that the patches are based on. The base in the tree
+    /// here has the same files and another hash.
     #[serde(default)]
     pub base_commit: Option<String>,
     /// The topics, in the order in which they can be sent.
     #[serde(default, rename = "topic")]
     pub topics: Vec<Topic>,
-    /// Where copies of files go that the series adds.
+    /// Folders here that receive copies of the files that the series adds.
     #[serde(default, rename = "mirror")]
     pub mirrors: Vec<Mirror>,
 }
@@ -42,12 +42,12 @@ pub struct SeriesConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topic {
-    /// Its folder in patches/. The order of folders is that of topics, so that
-    /// `git am patches/*/*.patch` applies all.
+    /// Its folder in patches/. The folders sort in the order of topics, so that `git am
+    /// patches/*/*.patch` applies all of them.
     pub folder: String,
-    /// The subject of its first patch: where an export begins a folder.
+    /// The subject of its first patch. An export starts a new folder there.
     pub first: String,
-    /// Folders of the topics that it is based on.
+    /// The folders of the topics that it is based on.
     #[serde(default)]
     pub needs: Vec<String>,
 }
@@ -61,7 +61,7 @@ impl SeriesConfig {
         Ok(settings)
     }
 
-    /// Whether topics are in order.
+    /// Checks the order of topics.
     fn check(&self) -> Result<()> {
         let mut before: Vec<&str> = Vec::new();
         for Topic { folder, needs, .. } in &self.topics {
@@ -81,13 +81,13 @@ impl SeriesConfig {
         self.topics.iter().map(|topic| &*topic.folder).collect()
     }
 
-    /// Topics by their folders.
+    /// The topics in these folders.
     pub fn picked(&self, folders: &[String]) -> Vec<&Topic> {
         let is_picked = |topic: &&Topic| folders.contains(&topic.folder);
         self.topics.iter().filter(is_picked).collect()
     }
 
-    /// The topics that one is based on, with those that they are based on.
+    /// The topics that `topic` is based on, directly and indirectly.
     pub fn prerequisites(&self, topic: &Topic) -> Vec<&Topic> {
         let mut needed: BTreeSet<&str> = topic.needs.iter().map(String::as_str).collect();
         for other in self.topics.iter().rev() {
@@ -104,24 +104,24 @@ impl SeriesConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mirror {
-    /// In the kernel tree, with a `/` at the end.
+    /// Its path in the kernel tree, with a `/` at the end.
     pub from: String,
-    /// In this repository, likewise.
+    /// The path in this repository, with a `/` at the end.
     pub to: String,
-    /// Files in `to` that are this repository's own.
+    /// Files in `to` that belong to this repository.
     #[serde(default)]
     pub keep: Vec<String>,
 }
 
-/// The series as it lies in patches/.
+/// The series, as stored in patches/.
 pub struct Series {
-    /// patches/
+    /// The directory patches/.
     pub dir: PathBuf,
     /// series.toml
     pub settings: SeriesConfig,
-    /// The patches in order, without a cover letter.
+    /// The patches in order, without cover letters.
     pub patches: Vec<PathBuf>,
-    /// Changes when a patch does.
+    /// A digest of the patches.
     pub digest: String,
 }
 
@@ -150,7 +150,7 @@ impl Series {
         })
     }
 
-    /// The patches of some topics alone.
+    /// A series with only the patches of these topics.
     pub fn part(&self, topics: &[&Topic]) -> Self {
         let is_of =
             |patch: &&PathBuf, topic: &&Topic| patch.starts_with(self.dir.join(&topic.folder));
@@ -166,7 +166,7 @@ impl Series {
         }
     }
 
-    /// Without the patches of these names.
+    /// A series without the patches with these names.
     pub fn without(&self, names: &[String]) -> Self {
         let is_left = |patch: &&PathBuf| !names.contains(&name(patch));
         Self {
@@ -177,38 +177,49 @@ impl Series {
         }
     }
 
-    /// Puts the patches on `base` and gives the last commit. Neither a work
-    /// tree nor a branch is touched.
+    /// Applies the patches to `base` and returns the last commit. Does not change a work
+    /// tree or a branch.
     pub fn apply(&self, tree: &Path, base: &str, how: How, on: impl Fn(&Path)) -> Result<String> {
-        let scratch = scratch(tree)?;
-        let index = scratch.path().join("index");
-        if !self.patches.is_empty() {
-            capture(git(tree, &["read-tree", base]).env("GIT_INDEX_FILE", &index))?;
-        }
-        let mut last = base.to_owned();
-        for patch in &self.patches {
-            on(patch);
-            last = Applying {
-                tree,
-                index: &index,
-                scratch: scratch.path(),
-                patch,
-                how,
-            }
-            .commit(&last)?;
-        }
-        Ok(last)
+        apply(tree, base, &self.patches, how, on)
     }
 }
 
-/// What a patch is called: its folder and file.
+/// Like [`Series::apply`], for any patches.
+pub fn apply(
+    tree: &Path,
+    base: &str,
+    patches: &[PathBuf],
+    how: How,
+    on: impl Fn(&Path),
+) -> Result<String> {
+    let scratch = scratch(tree)?;
+    let index = scratch.path().join("index");
+    if !patches.is_empty() {
+        capture(git(tree, &["read-tree", base]).env("GIT_INDEX_FILE", &index))?;
+    }
+    let mut last = base.to_owned();
+    for patch in patches {
+        on(patch);
+        last = Applying {
+            tree,
+            index: &index,
+            scratch: scratch.path(),
+            patch,
+            how,
+        }
+        .commit(&last)?;
+    }
+    Ok(last)
+}
+
+/// A patch's name: its folder and file.
 pub fn name(patch: &Path) -> String {
     let mut parts: Vec<_> = patch.iter().rev().take(2).collect();
     parts.reverse();
     PathBuf::from_iter(parts).display().to_string()
 }
 
-/// Patches in a folder, in order; none if it is not there.
+/// The patches in a folder, in order. Empty if there is no folder.
 pub fn patches_of(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut patches = Vec::new();
     if dir.is_dir() {
@@ -227,7 +238,7 @@ fn scratch(tree: &Path) -> Result<tempfile::TempDir> {
         .tempdir_in(git_dir(tree)?)?)
 }
 
-/// The directory where `tree` keeps what belongs to it alone.
+/// The git directory of the work tree `tree`.
 pub fn git_dir(tree: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from(ask(
         tree,
@@ -246,9 +257,9 @@ struct Applying<'a> {
 /// How patches are applied.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// As it is: who gets a topic has no other blobs.
+    /// Only as it is. The recipient of a topic does not have other blobs.
     Exactly,
-    /// Exactly first; a user's own tree may need the common ancestor.
+    /// Exactly first, then with a three-way merge. A user's tree may need it.
     ThreeWay,
 }
 
@@ -319,7 +330,7 @@ impl Applying<'_> {
             .to_owned())
     }
 
-    /// Says which patch and hunk, and how to go on.
+    /// The error: which patch and hunk, and how to continue.
     fn refusal(&self, complaint: &str, diff: &str, parent: &str) -> String {
         let name = name(self.patch);
         let tree = quote(&self.tree.to_string_lossy());
@@ -336,7 +347,7 @@ impl Applying<'_> {
     }
 }
 
-/// Condenses what `git apply` complains of to one line per file, with the hunk.
+/// Shortens the errors of `git apply` to one line per file, with the hunk.
 fn places(complaint: &str, diff: &str) -> String {
     let mut lines = Vec::new();
     for line in complaint.lines() {
@@ -364,7 +375,7 @@ fn hunk(diff: &str, file: &str, first: &str) -> String {
     }
 }
 
-/// Its number, how many there are of that file, and its first line.
+/// The number of the hunk, the number of hunks in that file, and the hunk's first line.
 fn hunk_number<'a>(diff: &'a str, file: &str, first: &str) -> Option<(usize, usize, &'a str)> {
     let header = format!(" b/{file}");
     let hunks: Vec<_> = diff
@@ -383,7 +394,7 @@ fn hunk_number<'a>(diff: &'a str, file: &str, first: &str) -> Option<(usize, usi
 }
 
 impl Mail {
-    /// Splits a patch into what is returned, a message and a diff.
+    /// Splits a patch into a mail, which is returned, and two files: the message and the diff.
     fn read(tree: &Path, patch: &Path, message: &Path, diff: &Path) -> Result<Self> {
         let mut mailinfo = git(tree, &["mailinfo"]);
         mailinfo.arg(message).arg(diff);

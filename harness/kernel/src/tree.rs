@@ -1,10 +1,10 @@
-//! The git tree to build from and to edit in: the base on branch `base`, and a
-//! commit per patch on branch `series`.
+//! The git tree to build from and to edit in: the base on branch `base`, and a commit per
+//! patch on branch `series`.
 //!
-//! It is made from patches/, and patches/ from it (`patches::export`). What was
-//! last in step is remembered, so that neither side is ever lost: commits that
-//! were not exported are not overwritten, and a user's own tree (`KDIR`) is
-//! only read.
+//! The tree is made from patches/, and patches/ from the tree (`patches::export`). The
+//! tool remembers the last state in which both matched, so that neither side is lost. It
+//! does not overwrite commits that were not exported, and it only reads a user's own tree
+//! (`KDIR`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,38 +15,38 @@ use nix::sys::statvfs::statvfs;
 use serde::{Deserialize, Serialize};
 
 use crate::commits::{Branch, same_patches};
-use crate::series::{self, How, Series, Topic, git_dir, told};
+use crate::series::{self, How, Series, Topic, git_dir, summary};
 use host::git::{ask, commit, git, head_of_repository};
 use host::paths::Paths;
 use host::proc::{capture, tail};
 use host::ui::Ui;
 
-/// The tree, and what was found in it.
+/// The tree, and which patches it already had.
 pub struct Tree {
     /// Its directory.
     pub dir: PathBuf,
     /// The commit below the series.
     pub base: String,
-    /// The last commit of the series as it is in the tree.
+    /// The last commit of the series in the tree.
     pub tip: String,
-    /// What the base is, for people.
+    /// A description of the base, for people.
     pub source: String,
-    /// What of the series was there already.
+    /// The patches that were already there.
     pub found: Found,
 }
 
-/// What of the series a kernel tree has already.
+/// Which patches a kernel tree already has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// The commit that was looked at; none before that.
+    /// The commit that was examined. `None` before the first time.
     head: Option<String>,
     /// Patches that the base has. They are skipped.
     pub patches: Vec<String>,
-    /// The series in the tree is not just what the patches are.
+    /// The series in the tree differs from the patches.
     pub differs: bool,
 }
 
-/// What was in step when the tree was last made or exported.
+/// The state of tree and patches/ when the tree was last made or exported.
 #[derive(Serialize, Deserialize)]
 struct State {
     base: String,
@@ -56,10 +56,10 @@ struct State {
     found: Found,
 }
 
-/// Disk space that a tree takes, with its objects.
+/// Disk space for a tree with its objects.
 const TREE_BYTES: u64 = 5 << 30;
 
-/// Makes the tree, or brings it up to date with patches/.
+/// Makes the tree, or updates it to patches/.
 pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
     setup::packages::ensure(paths)?;
     let series = Series::read(&paths.root)?;
@@ -84,7 +84,7 @@ pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
         return Ok(tree);
     }
     if !in_step && tree.tip != tree.base {
-        // Somebody has worked in the tree, or it is older than its state.
+        // The tree has new commits, or is older than its state file.
         if same_patches(tree.branch(), &series)? {
             tree.remember(&series)?;
             if !moved {
@@ -114,7 +114,7 @@ pub fn ensure(paths: &Paths, ui: &Ui) -> Result<Tree> {
     Ok(tree)
 }
 
-/// The tree as it is.
+/// Opens the existing tree.
 pub fn open(paths: &Paths) -> Result<Tree> {
     let dir = paths.tree();
     let short = paths.short(&dir);
@@ -149,7 +149,7 @@ impl State {
 }
 
 impl Tree {
-    /// The series in it.
+    /// The series in the tree.
     pub fn branch(&self) -> Branch<'_> {
         Branch {
             dir: &self.dir,
@@ -158,7 +158,7 @@ impl Tree {
         }
     }
 
-    /// Notes that tree and patches/ are in step.
+    /// Records that tree and patches/ match.
     pub fn remember(&self, series: &Series) -> Result<()> {
         let state = State {
             base: self.base.clone(),
@@ -170,20 +170,28 @@ impl Tree {
         Ok(())
     }
 
-    /// Whether its commits are those that were made from these patches.
+    /// Whether the tree's commits are the ones made from these patches.
     pub fn is_as_made(&self, series: &Series) -> bool {
         read_state(&self.dir)
             .is_some_and(|state| state.is_of(self) && state.digest == series.digest)
     }
 
-    /// A second work tree that has the base alone. It lies to the base's kernels as the
-    /// first one does to the others, so that ccache finds what they have in common.
+    /// Makes a work tree with only the base. Its position relative to the base's kernels
+    /// is the same as the main tree's to the others, so that ccache finds common objects.
     pub fn base_worktree(&self, paths: &Paths, ui: &Ui) -> Result<PathBuf> {
         let step = "tree: the base by itself";
         self.worktree(paths, ui, "base/linux", &self.base, step)
     }
 
-    /// A work tree of that name, which has `commit` checked out.
+    /// Makes a work tree of the base with a patch of qemu/kernel.
+    pub fn patched_base(&self, paths: &Paths, ui: &Ui, patch: &str) -> Result<PathBuf> {
+        let file = paths.root.join(format!("qemu/kernel/{patch}.patch"));
+        let commit = series::apply(&self.dir, &self.base, &[file], How::Exactly, |_| ())?;
+        let step = format!("tree: the base with {patch}");
+        self.worktree(paths, ui, &format!("{patch}/linux"), &commit, &step)
+    }
+
+    /// Makes a work tree with that name and checks out `commit`.
     pub fn worktree(
         &self,
         paths: &Paths,
@@ -200,7 +208,7 @@ impl Tree {
             let shown = dir.to_string_lossy();
             let add = ["worktree", "add", "--quiet", "--detach", &shown, commit];
             if let Err(error) = ask(&self.dir, &add) {
-                // Not half a tree: the next run begins anew.
+                // Remove the partial work tree, so that the next run starts fresh.
                 let _ = fs::remove_dir_all(&dir);
                 return Err(error);
             }
@@ -211,8 +219,8 @@ impl Tree {
         Ok(dir)
     }
 
-    /// A topic alone, on the topics that it needs. They are its base. The work tree
-    /// is that of all topics.
+    /// A topic alone. Its base has the topics that it needs. The work tree still has all
+    /// topics.
     pub fn topic(&self, series: &Series, topic: &Topic, ui: &Ui) -> Result<Self> {
         let step = ui.step(format!("tree: {} alone", topic.folder));
         let on = |patch: &Path| step.at(series::name(patch));
@@ -232,8 +240,7 @@ impl Tree {
         })
     }
 
-    /// The series in a work tree of its own, to be changed there. What an
-    /// interrupted run has left is dropped.
+    /// The series in a separate work tree for changes. Drops what an interrupted run left.
     pub fn aside(&self, paths: &Paths, ui: &Ui, name: &str, what: &str) -> Result<Self> {
         let left = paths.work.join(name);
         if left.exists() {
@@ -270,7 +277,7 @@ fn rebuild(tree: &mut Tree, head: &str, series: &Series, ui: &Ui) -> Result<()> 
     ));
     let done = place(tree, head, series, |patch| step.at(series::name(patch)))?;
     tree.source = subject(&tree.dir, &tree.base)?;
-    // No branch moves before all of it has applied.
+    // Move the branches only after all patches have applied.
     ask(&tree.dir, &["branch", "--quiet", "-f", "base", &tree.base])?;
     ask(
         &tree.dir,
@@ -281,8 +288,8 @@ fn rebuild(tree: &mut Tree, head: &str, series: &Series, ui: &Ui) -> Result<()> 
     Ok(())
 }
 
-/// Puts the patches on `head`, or finds them there; says which. A tree that has all of
-/// them is taken as it is, whoever committed them.
+/// Applies the patches to `head`, or finds them in it, and says which. If the tree has all
+/// patches, it is used as it is, whoever committed them.
 fn place(tree: &mut Tree, head: &str, series: &Series, on: impl Fn(&Path)) -> Result<String> {
     let dir = &tree.dir;
     let there = series.found_in(dir, head)?;
@@ -314,7 +321,7 @@ fn place(tree: &mut Tree, head: &str, series: &Series, on: impl Fn(&Path)) -> Re
         .apply(dir, head, How::ThreeWay, on)
         .map_err(
             |error| match series.fits(dir, head, &there, How::ThreeWay) {
-                Ok(fits) => anyhow!("{error:#}\n{}", told(&fits)),
+                Ok(fits) => anyhow!("{error:#}\n{}", summary(&fits)),
                 Err(_) => error,
             },
         )?;
@@ -331,7 +338,7 @@ fn place(tree: &mut Tree, head: &str, series: &Series, on: impl Fn(&Path)) -> Re
     Ok(done)
 }
 
-/// Makes the tree with the base alone.
+/// Makes the tree with only the base.
 fn create(paths: &Paths, ui: &Ui) -> Result<()> {
     need_space(&paths.work, TREE_BYTES)?;
     let partial = paths.work.join("linux.partial");
@@ -353,7 +360,7 @@ fn create(paths: &Paths, ui: &Ui) -> Result<()> {
         Some(kdir) if head_of_repository(kdir).is_some() => {
             let step = ui.step(format!("tree: clone of {}", kdir.display()));
             let (from, to) = (kdir.to_string_lossy(), partial.to_string_lossy());
-            // Shares the objects; nothing is written to the user's tree.
+            // The clone shares the objects. Nothing is written to the user's tree.
             ask(
                 &paths.work,
                 &["clone", "-q", "--shared", "--no-checkout", &from, &to],
@@ -375,7 +382,7 @@ fn create(paths: &Paths, ui: &Ui) -> Result<()> {
                     .arg(from)
                     .arg(&partial),
             )?;
-            // A kernel cannot be built beside a tree that it was built in.
+            // An out-of-tree build needs a clean source tree.
             capture(
                 Command::new("make")
                     .arg("-C")
@@ -390,7 +397,7 @@ fn create(paths: &Paths, ui: &Ui) -> Result<()> {
     Ok(())
 }
 
-/// Commits a tree so that the commit depends on its content and name alone.
+/// Commits a tree. The commit depends only on the tree's content and the name.
 pub fn commit_base(dir: &Path, name: &str) -> Result<()> {
     strip_packaging(&dir.join(".gitignore"))?;
     ask(dir, &["init", "-q", "-b", "base"])?;
@@ -415,7 +422,8 @@ pub fn commit_base(dir: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Debian's .gitignore ignores every file at the top, new ones of ours too.
+/// Removes Debian's rules from .gitignore. They ignore every file at the top level,
+/// including new files of ours.
 fn strip_packaging(gitignore: &Path) -> Result<()> {
     let Ok(text) = fs::read_to_string(gitignore) else {
         return Ok(());
@@ -426,7 +434,7 @@ fn strip_packaging(gitignore: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The commit that the user's tree is at, if it is a repository.
+/// The HEAD of the user's tree, if it is a repository.
 fn users_head(kdir: &Path, ui: &Ui) -> Result<Option<String>> {
     let Some(head) = head_of_repository(kdir) else {
         return Ok(None);
@@ -450,7 +458,7 @@ fn read_state(dir: &Path) -> Option<State> {
     serde_json::from_str(&text).ok()
 }
 
-/// Fails early when something that large cannot fit.
+/// Fails early if there is not enough disk space.
 pub fn need_space(dir: &Path, bytes: u64) -> Result<()> {
     let disk = statvfs(dir).with_context(|| dir.display().to_string())?;
     let free = disk.blocks_available() as u64 * disk.fragment_size() as u64;

@@ -1,12 +1,11 @@
-//! Reads the kernel's test results, as kselftests print them and as KUnit logs
-//! them, into a flat list of cases: [`parse`] is where to start.
+//! Reads the kernel's test results, as kselftests print them and as KUnit logs them, into
+//! a flat list of cases: [`parse`] is where to start.
 //!
-//! Format: Documentation/dev-tools/ktap.rst in the kernel tree. Input may be a
-//! kernel log: time stamps are taken off, and lines that are not KTAP are kept
-//! as the log of the case that follows them.
+//! Format: Documentation/dev-tools/ktap.rst in the kernel tree. Input may be a kernel log:
+//! the parser removes time stamps, and keeps lines that are not KTAP as the log of the
+//! case that follows them.
 //!
-//! A report can be cut off by a crash. What was planned and has no result is a
-//! failure here, never silence.
+//! A crash can cut off a report. A planned test without a result counts as a failure.
 
 #![warn(unused_crate_dependencies)]
 
@@ -31,7 +30,7 @@ pub struct Case {
     pub name: String,
     /// How it ended.
     pub status: Status,
-    /// Why it was skipped or timed out, as the test says; may be empty.
+    /// Why it was skipped or timed out, as the test reports it. May be empty.
     pub reason: String,
     /// The lines that came before the result.
     pub log: Vec<String>,
@@ -43,16 +42,16 @@ struct Level {
     indent: usize,
     name: Option<String>,
     planned: Option<usize>,
-    /// Why nothing was planned.
+    /// The reason if the plan is empty.
     skipped: Option<String>,
     seen: usize,
     cases: Vec<Case>,
 }
 
-/// Lines of log that a case keeps; the last ones tell most.
+/// The maximum number of log lines that a case keeps. The last lines are the most useful.
 const LOG_LINES: usize = 200;
 
-/// Reads a report. Without any, the answer is one failed case that says so.
+/// Reads a report. If the text has none, returns one failed case that says so.
 pub fn parse(text: &str) -> Vec<Case> {
     let mut reader = Reader::default();
     for line in text.lines() {
@@ -63,7 +62,7 @@ pub fn parse(text: &str) -> Vec<Case> {
 
 #[derive(Default)]
 struct Reader {
-    /// Outermost first; empty until a version line.
+    /// Outermost first. Empty until a version line.
     levels: Vec<Level>,
     log: Vec<String>,
     bail: Option<String>,
@@ -87,7 +86,7 @@ impl Reader {
         } else if let Some(count) = text.strip_prefix("1..").and_then(number) {
             self.open(indent);
             let (_, reason, skipped) = describe(text);
-            // The kernel's own tests that are modules come with a report, and a plan, each.
+            // Each KUnit module prints a report and a plan of its own.
             let before = self.top().planned.unwrap_or_default();
             self.top().planned = Some(before + count);
             self.top().skipped = (count == 0 && skipped).then_some(reason);
@@ -117,7 +116,7 @@ impl Reader {
         }
     }
 
-    /// Ends the innermost level, whose group has no result line of its own.
+    /// Ends the innermost level. Its group has no result line.
     fn close(&mut self) {
         let level = self.levels.pop().expect("a level is open");
         let group = level.name.clone().unwrap_or_default();
@@ -189,7 +188,7 @@ impl Reader {
     }
 }
 
-/// Ends the name of the case that stands for results that never came.
+/// The end of the name of the case that stands for missing results.
 const MISSING: &str = "planned tests";
 
 impl Level {
@@ -246,8 +245,8 @@ fn number(text: &str) -> Option<usize> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// The test that `# RUN           name ...` of `kselftest_harness.h` says has
-/// begun.
+/// The name of the test in a line `# RUN           name ...` of `kselftest_harness.h`,
+/// printed when the test starts.
 fn running(line: &str) -> Option<&str> {
     let name = line.strip_prefix('#')?.trim_start().strip_prefix("RUN ")?;
     name.split_whitespace().next()
@@ -282,7 +281,7 @@ fn describe(rest: &str) -> (String, String, bool) {
     (name.trim().to_owned(), reason.to_owned(), skip)
 }
 
-/// Takes the time stamp of a kernel log off a line.
+/// Removes the time stamp of a kernel log from a line.
 fn strip_time(line: &str) -> &str {
     let Some(rest) = line.strip_prefix('[') else {
         return line;

@@ -1,5 +1,5 @@
-//! How a virtual machine runs: QEMU's arguments, the models of its devices, its console,
-//! and how it ended.
+//! Runs a virtual machine: QEMU's arguments, the models of its devices, its console, and
+//! how it ended.
 
 #![warn(unused_crate_dependencies)]
 

@@ -1,8 +1,8 @@
-//! Finds reports of the kernel's own checks in a log: KASAN, lockdep, RCU,
-//! DMA-API, kmemleak, and everything else that says BUG or WARNING.
+//! Finds reports of the kernel's own checks in a log: KASAN, lockdep, RCU, DMA-API,
+//! kmemleak, and every other BUG or WARNING.
 
-/// What begins a report.
-const MARKS: [&str; 22] = [
+/// The text that starts a report.
+const MARKS: [&str; 23] = [
     "BUG:",
     "kernel BUG at",
     "WARNING:",
@@ -25,18 +25,20 @@ const MARKS: [&str; 22] = [
     "Bad rss-counter",
     "new suspected memory leaks",
     "hung_task:",
+    // Memory of a GPU that is gone.
+    "device private memory: content of page",
 ];
 
-/// What ends a report: of a warning, and of the sanitizers.
+/// The text that ends a warning or a sanitizer report.
 const ENDS: [&str; 2] = ["---[ end trace", "=================================="];
 
-/// What the DMA-API debugging says when it is content.
+/// Messages of the DMA-API debugging that report no error.
 const DMA_API_CONTENT: [&str; 3] = ["preallocated", "debugging enabled", "debugging drivers"];
 
-/// Lines that a report is shown with.
+/// The maximum number of lines of a report.
 const CONTEXT: usize = 30;
 
-/// The reports of a log, each with the lines after it.
+/// The reports in a log, each with its following lines.
 pub fn reports(log: &str) -> Vec<String> {
     let lines: Vec<_> = log.lines().collect();
     let mut found = Vec::new();
@@ -47,8 +49,8 @@ pub fn reports(log: &str) -> Vec<String> {
             continue;
         }
         let end = lines.len().min(at + CONTEXT);
-        // A report ends where the kernel says so, if it does: what follows is another one,
-        // even if this one is allowed.
+        // A report ends at the kernel's end mark, if there is one. What follows is another
+        // report, even if this one is allowed.
         let end = (at + 1..end)
             .find(|&line| ENDS.iter().any(|mark| lines[line].contains(mark)))
             .map_or(end, |line| line + 1);
@@ -58,8 +60,8 @@ pub fn reports(log: &str) -> Vec<String> {
     found
 }
 
-/// Whether a report is one that a test provokes: its first lines say what it is. lockdep names
-/// the lock in the fifth.
+/// Whether a test causes the report on purpose. The first lines of a report identify it.
+/// lockdep names the lock in the fifth line.
 pub fn is_allowed(report: &str, allowed: &[String]) -> bool {
     report
         .lines()
@@ -105,6 +107,7 @@ mod tests {
             "INFO: task sh:1 blocked for more than 120 seconds.",
             "kernel BUG at mm/memory.c:1!",
             "refcount_t: underflow; use-after-free.",
+            "rust_kernel: device private memory: content of page 7 lost",
         ] {
             let log = format!("[    1.000000] {line}\n[    1.0] after\n");
             assert_eq!(reports(&log).len(), 1, "{line}");

@@ -1,5 +1,5 @@
-//! Boots a kernel in a topology, runs a job in it, and brings back what came of
-//! it. virtme-ng boots; this file says what, for how long, and how it ended.
+//! Boots a kernel in a topology, runs a job in it, and collects the results. virtme-ng
+//! boots. This file sets the command, the time limit, and how the run ended.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -32,41 +32,41 @@ use processor::{PROCESSORS, Processor};
 
 /// Boots virtual machines.
 pub struct Booter<'a> {
-    /// Where things are.
+    /// The directories.
     pub paths: &'a Paths,
-    /// Progress.
+    /// Shows progress.
     pub ui: &'a Ui,
-    /// Programs.
+    /// The installed tools.
     pub tools: &'a Tools,
     /// `QEMU=`
     pub qemu: Option<&'a Path>,
-    /// `QEMU_ARGS=`: added to QEMU's arguments.
+    /// `QEMU_ARGS=`: more arguments for QEMU.
     pub qemu_args: &'a [String],
-    /// What every machine has.
+    /// The settings of every machine.
     pub machine: &'a Machine,
 }
 
-/// What to boot, and what to do there.
+/// What to boot, and the job to run.
 pub struct Boot<'a> {
-    /// Names it in results; its directory is build/run/<name>.
+    /// Its name in results. Its directory is build/run/<name>.
     pub name: &'a str,
     /// The kernel.
     pub kernel: &'a Built,
-    /// The shape.
+    /// The topology.
     pub topology: &'a Topology,
     /// The kind of machine.
     pub kind: Kind,
     /// The models of a parallel machine.
     pub models: Models<'a>,
-    /// Diff to the kernel's command line.
+    /// Added to the kernel's command line.
     pub append: &'a [String],
-    /// QEMU's `-icount`, if not the machine's.
+    /// QEMU's `-icount`, if it differs from the machine's.
     pub icount: Option<&'a str>,
-    /// QEMU logs what runs, for [`patches::coverage`].
+    /// Whether QEMU logs the executed code, for [`patches::coverage`].
     pub coverage: bool,
-    /// Lines of shell; [`Guest`] has what they may use.
+    /// Lines of shell. harness/guest/lib.sh defines the functions for them.
     pub job: String,
-    /// When it counts as hung.
+    /// The time after which the machine counts as hung.
     pub limit: Duration,
 }
 
@@ -75,13 +75,13 @@ pub struct Boot<'a> {
 pub enum End {
     /// The job ended, with this status.
     Done(i32),
-    /// The job ended well, and its last line is not on the console.
+    /// The job ended with status 0, but its last line is not on the console.
     Unheard,
-    /// The kernel panicked; the line that says so.
+    /// The kernel panicked, with this line.
     Panicked(String),
     /// It did not end in time.
     TimedOut(Duration),
-    /// It ended, and the job did not.
+    /// The machine ended before the job did.
     Lost,
 }
 
@@ -95,8 +95,8 @@ pub struct RunResult {
     pub console: String,
     /// How long it took.
     pub time: Duration,
-    /// What the models of a parallel machine complain of; nothing in the inner one if that
-    /// is nothing.
+    /// The complaints of a parallel machine's models. The inner `None` means that there
+    /// are none.
     pub witness: Option<Option<String>>,
 }
 
@@ -107,18 +107,18 @@ impl RunResult {
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// What the kernel said.
+    /// The log of the kernel's console.
     pub fn console(&self) -> PathBuf {
         self.dir.join("console.log")
     }
 
-    /// What a program of that name said; if it was not started, the kernel.
+    /// The log of the program with that name. If it was not started, the console's.
     pub fn log_of(&self, name: &str) -> PathBuf {
         let log = self.dir.join("out").join(format!("{name}.log"));
         if log.is_file() { log } else { self.console() }
     }
 
-    /// What went wrong with the machine itself, if anything did.
+    /// The problem of the machine itself, if there is one.
     pub fn trouble(&self) -> Option<String> {
         let what = match &self.end {
             End::Done(0) => return None,
@@ -143,16 +143,16 @@ impl RunResult {
 
 const SOCKET: &str = "judge.sock";
 
-/// What harness/guest/lib.sh has the kernel say last.
+/// The last line that harness/guest/lib.sh writes to the kernel's log.
 const LAST_LINE: &str = "harness: the job has ended";
 
 impl Booter<'_> {
-    /// Where the machine of that name has its files.
+    /// The directory of the machine with that name.
     pub fn dir(&self, name: &str) -> PathBuf {
         self.paths.runs().join(name)
     }
 
-    /// Gives the files of the machine of that name another place, so that it can boot again.
+    /// Moves the files of the machine with that name, so that it can boot again.
     pub fn set_aside(&self, name: &str) -> Result<String> {
         let dir = self.dir(name);
         let mut places = (1..).map(|number| dir.with_extension(format!("failed{number}")));
@@ -161,7 +161,7 @@ impl Booter<'_> {
         Ok(self.paths.short(&place))
     }
 
-    /// The lines that load modules, with the parameters that they have in a topology.
+    /// Shell lines that load modules, with their parameters in a topology.
     pub fn load(&self, modules: &[impl AsRef<str>], topology: &Topology) -> String {
         let qemu = qemu::major(self.qemu);
         let parameters = |module| self.machine.parameters(module, qemu, topology);
@@ -207,8 +207,8 @@ impl Booter<'_> {
         let job = job.and_then(|text| text.trim().parse().ok());
         let end = match (panic, job) {
             (Some(line), _) => End::Panicked(line),
-            // Its status tells less: timeout(1) is killed as well if a machine must be, and
-            // what kills QEMU for another reason looks the same.
+            // The exit status is less clear: timeout(1) is killed as well if the machine
+            // has to be killed, and any other signal to QEMU looks the same.
             _ if time >= boot.limit => End::TimedOut(boot.limit),
             (None, Some(0)) if !console.contains(LAST_LINE) => End::Unheard,
             (None, Some(status)) => End::Done(status),
@@ -223,7 +223,7 @@ impl Booter<'_> {
         })
     }
 
-    /// The models of a parallel machine, listening.
+    /// Starts the models of a parallel machine. They listen when this returns.
     fn models(&self, boot: &Boot<'_>, dir: &Path, limit: Option<Duration>) -> Result<Vec<Model>> {
         let setting = Setting {
             paths: self.paths,
@@ -244,13 +244,19 @@ impl Booter<'_> {
         devices.into_iter().map(start).collect()
     }
 
-    /// Boots with a shell on our terminal, after the job, which may only load modules.
+    /// Runs the job, which may only load modules, and then a shell on our terminal.
     /// `debug`: vng lets gdb attach, and writes crash dumps.
     pub fn shell(&self, boot: &Boot<'_>, debug: bool) -> Result<()> {
         let dir = self.prepare(boot)?;
+        let settings = dir.join("shell.rc");
+        fs::write(&settings, prompt(boot.topology))?;
+        let bash = format!(
+            "exec bash --rcfile {} -i",
+            quote(&settings.to_string_lossy())
+        );
         let text = format!(
             "#!/bin/bash\n{}load() {{ insmod \"$P2PTEST_MODDIR/$1.ko\" \"${{@:2}}\"; }}\n\
-             finish() {{ exec bash; }}\n{}exec bash\n",
+             finish() {{ {bash}; }}\n{}{bash}\n",
             environment(boot),
             boot.job
         );
@@ -297,13 +303,12 @@ impl Booter<'_> {
         Ok(dir)
     }
 
-    /// virtme-ng keeps settings and a cache in the home directory; ours are not
-    /// the user's.
+    /// A home directory for virtme-ng's settings and cache, apart from the user's.
     fn home(&self) -> PathBuf {
         self.paths.build().join("run/home")
     }
 
-    /// `limits`: how long it may take, and where it runs; none for a shell.
+    /// `limits`: the time limit and the processor. `None` for a shell.
     fn command(
         &self,
         boot: &Boot<'_>,
@@ -313,7 +318,7 @@ impl Booter<'_> {
         let vng = self.tools.vng_dir.join("vng");
         let mut command = match limits {
             Some((limit, processor)) => {
-                // It ends the machine in time even if we are killed.
+                // timeout(1) ends the machine in time even if we are killed.
                 let mut command = processor.command("timeout");
                 command.args(["--kill-after=5", &limit.as_secs().to_string()]);
                 command.arg(vng);
@@ -325,8 +330,7 @@ impl Booter<'_> {
         command.env("PATH", search_path(self.tools)?);
         command.env("HOME", self.home());
         command.arg("--run").arg(boot.kernel.image());
-        // KVM has no instruction counter, which edu's timers need; virtiofsd
-        // of Debian 12 is not one that vng can use.
+        // QEMU's arguments decide about KVM. vng cannot use the virtiofsd of Debian 12.
         command.args(["--disable-kvm", "--force-9p", "--verbose", "--rwdir", "out"]);
         command.args(["--memory", &self.machine.memory]);
         command.args(["--cpus", &self.machine.cpus.to_string()]);
@@ -337,11 +341,12 @@ impl Booter<'_> {
         if let Some(qemu) = qemu {
             command.arg("--qemu").arg(qemu);
         }
-        // Without CONFIG_BLOCK the kernel takes 9p for root only if it has a name.
+        // Without CONFIG_BLOCK, the kernel accepts 9p as root only if it has a name.
         command.args(["--append", "root=/dev/root"]);
         if limits.is_some() {
-            // What was read of the host's files stays: nobody changes them meanwhile. Else
-            // each program that starts reads itself and its libraries anew.
+            // Cache the host's files, because nobody changes them during the run.
+            // Otherwise each program that starts would read itself and its libraries
+            // again.
             let flags = "version=9p2000.L,trans=virtio,access=any,msize=524288,cache=loose";
             let bin = self.paths.root.join("harness/guest/bin");
             command.args(["--append", &format!("rootflags={flags}")]);
@@ -369,7 +374,7 @@ impl Booter<'_> {
             qemu.push(option.to_owned());
             qemu.push(value);
         }
-        // virtme-ng hands them to a shell.
+        // virtme-ng passes them to a shell.
         let qemu: Vec<_> = qemu.iter().map(|word| quote(word)).collect();
         command.arg(format!("--qemu-opts={}", qemu.join(" ")));
         if limits.is_some() {
@@ -381,7 +386,7 @@ impl Booter<'_> {
     }
 }
 
-/// What the guest's side finds in its environment, as lines of shell.
+/// The environment of the guest's scripts, as lines of shell.
 fn environment(boot: &Boot<'_>) -> String {
     format!(
         "export P2PTEST_MODDIR={}\nexport P2PTEST_EXPECT={}\n",
@@ -390,7 +395,16 @@ fn environment(boot: &Boot<'_>) -> String {
     )
 }
 
-/// Where the judge sits: the host's end of the guest's port.
+/// The settings of a shell. Its prompt shows the topology and the loaded modules.
+fn prompt(topology: &Topology) -> String {
+    format!(
+        "_modules() {{ while read -r _name _; do echo -n \" $_name\"; done </proc/modules; }}\n\
+         PS1='{}:$(_modules)\\n\\w\\$ '\n",
+        topology.name
+    )
+}
+
+/// The host end of the judge's port in the guest.
 struct JudgePort {
     thread: thread::JoinHandle<()>,
 }
@@ -405,7 +419,7 @@ impl JudgePort {
                 return;
             };
             let mut judge = Judge::new(vram);
-            // When the machine ends, so does the stream: no error worth a word.
+            // The stream ends with the machine, so that is no error.
             let _ = judge::serve(&mut judge, &stream, &stream, |question, answer| {
                 let _ = writeln!(record, "{question}\n{answer}");
             });
@@ -413,15 +427,15 @@ impl JudgePort {
         Ok(Self { thread })
     }
 
-    /// The machine has ended.
+    /// Stops the thread after the machine has ended.
     fn close(self, dir: &Path) {
-        // In case it never came: somebody must, for the thread to end.
+        // If QEMU never connected, this connection ends the thread.
         drop(at(dir, |path| UnixStream::connect(path)));
         let _ = self.thread.join();
     }
 }
 
-/// Calls `open` with a path to the socket that is short enough for a socket.
+/// Calls `open` with a path that is short enough for a socket.
 fn at<T>(dir: &Path, open: impl Fn(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
     let dir = File::open(dir)?;
     open(Path::new(&format!(

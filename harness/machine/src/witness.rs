@@ -1,5 +1,5 @@
-//! What a model of a ConnectX did, by its own log (harness/connectx/src/witness.rs). The
-//! model knows of no claim: it moves bytes, and the log says where they were.
+//! Reads the log of a ConnectX model (harness/connectx/src/witness.rs). The model does not
+//! know the guest's claims. It moves bytes, and the log says where they were.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use serde::Deserialize;
 use host::proc::indent;
 use plan::topology::Requests;
 
-/// A line of the log. Fields that are not named here do not matter here.
+/// A line of the log. Other fields do not matter here.
 #[derive(Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event {
@@ -45,24 +45,24 @@ enum Event {
     Other,
 }
 
-/// Bytes of data that were read or written at one place, and the first lines about it.
+/// The number of bytes that were read or written at one place, and the first lines about them.
 #[derive(Debug, Default)]
 struct Moved {
     bytes: u64,
     lines: Vec<String>,
 }
 
-/// What the queue pairs of one process moved: by place, `ram`, `vram0` and so on.
+/// The bytes that the queue pairs of one process moved, by place: `ram`, `vram0` and so on.
 #[derive(Debug, Default)]
 pub struct Conversation(BTreeMap<String, Moved>);
 
-/// How many lines tell of a place.
+/// How many lines to keep for each place.
 const LINES: usize = 3;
 
-/// The command by which a conversation is over: a process had all it asked for by then.
+/// This command ends a conversation. The process has everything that it asked for by then.
 const LAST: &str = "DESTROY_QP";
 
-/// Takes a whole log apart into conversations, which must have come one after the other.
+/// Splits a whole log into conversations. They must not overlap.
 pub fn conversations(log: &str) -> Result<Vec<Conversation>> {
     let mut all = vec![Conversation::default()];
     let mut end = None;
@@ -77,7 +77,7 @@ pub fn conversations(log: &str) -> Result<Vec<Conversation>> {
                     moved.lines.push(line.to_owned());
                 }
             }
-            // Each queue pair ends by one; between two of a process is nothing.
+            // Each queue pair ends with this command. Empty conversations are dropped below.
             Event::Command { name } if name == LAST => all.push(Conversation::default()),
             Event::End {
                 ram_bytes,
@@ -106,14 +106,14 @@ pub fn conversations(log: &str) -> Result<Vec<Conversation>> {
     Ok(all)
 }
 
-/// How requests of a NIC go against what they may be in its topology, with the log's lines;
-/// or why its log does not tell.
+/// Requests of a NIC that its topology forbids, with lines of the log. If the log cannot
+/// be read, returns the reason.
 pub fn forbidden(log: &Path, may: &Requests) -> Option<String> {
     let read = || -> Result<_> {
         let mut all = BTreeMap::<String, (usize, Vec<String>)>::new();
         for line in BufReader::new(File::open(log)?).lines() {
             let line = line?;
-            // Logs are long, and few requests are anything but plain.
+            // Logs are long, and nearly all requests are plain, so most lines need no parsing.
             let is_odd = |to| line.contains("true") || may_not_reach(to, may);
             if !place(&line).is_some_and(is_odd) {
                 continue;
@@ -149,13 +149,13 @@ pub fn forbidden(log: &Path, may: &Requests) -> Option<String> {
     (!told.is_empty()).then(|| told.join("\n"))
 }
 
-/// The place in a line about a DMA.
+/// The place in a DMA line.
 fn place(line: &str) -> Option<&str> {
     let (_, rest) = line.split_once(r#""to":""#)?;
     rest.split('"').next()
 }
 
-/// Memory of GPUs that no NIC reaches in this topology.
+/// Whether the place is memory of a GPU that no NIC reaches in this topology.
 fn may_not_reach(place: &str, may: &Requests) -> bool {
     match place.strip_prefix("vram") {
         Some(number) => number.parse().map_or(true, |n| !may.peers.contains(&n)),
@@ -163,7 +163,7 @@ fn may_not_reach(place: &str, may: &Requests) -> bool {
     }
 }
 
-/// Which of these places the NIC has not both read and written.
+/// The places that the NIC has not both read and written.
 pub fn unused(log: &Path, places: &[String]) -> Result<Vec<String>> {
     let ways = |place: &String| ["read", "written"].map(|way| (place.clone(), way));
     let mut missing = BTreeSet::from_iter(places.iter().flat_map(ways));
@@ -187,19 +187,19 @@ pub fn unused(log: &Path, places: &[String]) -> Result<Vec<String>> {
     })))
 }
 
-/// How quick and how small a model was.
+/// How fast and how small a model was.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// The median of RDMA writes of 4 KiB between resident pages, from doorbell to
-    /// completion, in microseconds; nothing if there were none.
+    /// The median time of 4 KiB RDMA writes between resident pages, from doorbell to
+    /// completion, in microseconds. `None` if there were none.
     pub write_us: Option<u64>,
-    /// How many of them there were.
+    /// The number of those writes.
     pub writes: usize,
-    /// Its memory at the peak, if it knows.
+    /// Peak memory of the model, if it is known.
     pub peak_kib: Option<u64>,
 }
 
-/// Takes them from a log.
+/// Reads them from a log.
 pub fn figures(log: &Path) -> Result<Figures> {
     let mut took = Vec::new();
     let mut end = None;
@@ -247,7 +247,7 @@ fn is_ram(place: &str) -> bool {
     place == "ram"
 }
 
-/// What QEMU reached for the NIC: the BAR of a GPU that is a model.
+/// The place of bytes that QEMU moved for the NIC: the BAR of a GPU model.
 pub const BUS: &str = "bus";
 
 fn is_vram(place: &str) -> bool {
@@ -260,10 +260,10 @@ impl Conversation {
         there.map(|(_, moved)| moved.bytes).sum()
     }
 
-    /// Why it cannot be that so many bytes of VRAM were read and written, or none.
+    /// Why the log contradicts that `claimed` bytes of VRAM were read and written.
     pub fn contradicts(&self, claimed: u64) -> Option<String> {
         let seen = self.bytes(is_vram);
-        // More is possible: what is asked for again is moved again.
+        // More bytes are possible, because a retried request moves its bytes again.
         if seen >= claimed && (claimed > 0 || seen == 0) {
             return None;
         }
@@ -282,8 +282,8 @@ impl Conversation {
 mod tests {
     use super::*;
 
-    /// As the model writes it: pages from RAM to VRAM by one process, then within RAM by
-    /// another.
+    /// A log in the model's format. One process moves pages from RAM to VRAM, then another
+    /// moves pages within RAM.
     const LOG: &str = r#"{"n":1,"us":10,"event":"command","name":"CREATE_QP","status":0}
 {"n":2,"us":11,"event":"umr","mkey":9,"first":0,"count":2,"cleared":0}
 {"n":3,"us":12,"event":"dma","dir":"read","addr":4096,"len":4096,"qpn":1,"mkey":8,"va":0,"ats":false,"ro":false,"umr":2,"to":"ram"}
@@ -339,7 +339,7 @@ mod tests {
         forbidden(file(log).path(), may)
     }
 
-    /// To the GPU of the log.
+    /// The GPU of the log may be reached.
     fn plain() -> Requests {
         Requests {
             ats: false,
@@ -403,7 +403,7 @@ mod tests {
             ..plain()
         };
         assert!(forbidden_in(LOG, &other).unwrap().contains("at vram1"));
-        // Whose BAR it is, is not known.
+        // The log does not say whose BAR it is.
         assert_eq!(forbidden_in(&LOG.replace("vram1", "bus"), &other), None);
         assert_eq!(forbidden_in(&LOG.replace("vram1", "ram"), &nowhere), None);
     }
@@ -441,7 +441,7 @@ mod tests {
             done("rdma_write", 4096, 90, true),
             done("rdma_write", 4096, 30, true),
             done("rdma_write", 4096, 50, true),
-            // It waited; another size; other operations.
+            // This write waited. The next lines have another size or other operations.
             done("rdma_write", 4096, 1, false),
             done("rdma_write", 4095, 2, true),
             done("rdma_read", 4096, 3, true),

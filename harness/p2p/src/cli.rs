@@ -16,6 +16,8 @@ use plan::filter::Only;
 use run::Run;
 
 mod about;
+#[cfg(test)]
+mod makefile;
 mod run;
 mod selfcheck;
 mod test;
@@ -24,7 +26,7 @@ mod test;
 #[derive(Parser)]
 #[command(name = "p2p", version)]
 struct Cli {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Options of every command")]
     options: Options,
     #[command(subcommand)]
     command: Command,
@@ -33,38 +35,42 @@ struct Cli {
 #[derive(clap::Args)]
 struct Options {
     /// The repository.
-    #[arg(long, default_value = ".")]
+    #[arg(long, global = true, default_value = ".")]
     root: PathBuf,
     /// A kernel tree to base the series on (KDIR=).
-    #[arg(long)]
+    #[arg(long, global = true)]
     kdir: Option<PathBuf>,
     /// Where kernels are built (O=).
-    #[arg(long)]
+    #[arg(long, global = true)]
     output: Option<PathBuf>,
     /// The qemu-system-x86_64 to use (QEMU=).
-    #[arg(long)]
+    #[arg(long, global = true)]
     qemu: Option<PathBuf>,
     /// Added to QEMU's arguments in each machine, as a shell splits words (QEMU_ARGS=).
-    #[arg(long, allow_hyphen_values = true)]
+    #[arg(long, global = true, allow_hyphen_values = true)]
     qemu_args: Option<String>,
+    /// Use KVM in machines whose clock does not count instructions (KVM=1).
+    #[arg(long, global = true, value_name = "1", num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "1")]
+    kvm: Option<String>,
     /// The C compiler (CC=).
-    #[arg(long)]
+    #[arg(long, global = true)]
     cc: Option<String>,
-    /// LLVM= of the kernel's make.
-    #[arg(long, allow_hyphen_values = true)]
+    /// Compile with LLVM, as the kernel's make does (LLVM=).
+    #[arg(long, global = true, allow_hyphen_values = true)]
     llvm: Option<String>,
     /// A file of options for each kernel; they win over its own (CONFIG=).
-    #[arg(long)]
+    #[arg(long, global = true)]
     config: Option<PathBuf>,
     /// Jobs at a time (J=).
-    #[arg(long)]
+    #[arg(long, global = true)]
     jobs: Option<usize>,
     /// Run again what is cached: checks, jobs, mutants, steps of bisect (FORCE=1).
-    #[arg(long, value_name = "1", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "1")]
+    #[arg(long, global = true, value_name = "1", num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "1")]
     force: Option<String>,
     /// Show every command (V=1).
-    #[arg(long)]
+    #[arg(long, global = true)]
     verbose: bool,
 }
 
@@ -110,18 +116,18 @@ enum Command {
     Test(test::Options),
     /// Plant defects; ends with a table of which test noticed which.
     Mutants(Part),
-    /// Tell which lines of C and Rust that the series adds no test reaches, and why.
+    /// List the added lines that no test reaches, and why.
     Coverage,
     /// Count instructions, and judge what they come to.
     Bench(Part),
-    /// Run the stress tests for as long as one likes; ends with the closing line.
+    /// Run the stress tests; ends with the closing line.
     Soak {
         #[command(flatten)]
         part: Part,
-        /// For so long (MINUTES=), and not until so much is done.
+        /// Run for so many minutes, and not for a number of steps (MINUTES=).
         #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
         minutes: Option<u64>,
-        /// What is done (SEED=); otherwise, it is something else each time.
+        /// Repeat the random choices of this seed; each run has another by default (SEED=).
         #[arg(long)]
         seed: Option<u64>,
     },
@@ -142,7 +148,7 @@ enum Command {
     /// Say for each pair of devices of this host why peer-to-peer DMA is off.
     #[command(after_help = doctor::cli::STATUS_HELP)]
     Doctor(doctor::cli::Options),
-    /// A shell in a topology.
+    /// A shell in the machine of a topology or of a job.
     Shell {
         /// A topology, or `job/topology` (ONLY=).
         #[arg(long)]
@@ -160,14 +166,14 @@ pub fn run() -> Result<Verdict> {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => bail!(Usage(in_a_line(&error))),
-        // What was asked for: help, or the version.
+        // The user asked for help or for the version.
         Err(help) => {
             print!("{help}");
             return Ok(Verdict::Passed);
         }
     };
     if let Command::Doctor(options) = &cli.command {
-        // It needs no repository, and its status says more than ours.
+        // The doctor needs no repository, and has more exit statuses.
         std::process::exit(doctor::cli::run(options)?.into());
     }
     proc::watch_signals()?;
@@ -176,6 +182,7 @@ pub fn run() -> Result<Verdict> {
         bail!(Usage("J=0: at least one job at a time".into()));
     }
     let force = flag("FORCE", options.force.as_deref())?;
+    let kvm = flag("KVM", options.kvm.as_deref())? && has_kvm(Path::new("/dev/kvm"))?;
     let qemu = options.qemu.as_deref().map(program).transpose()?;
     let compiler = options.compiler();
     compiler.check(&setup::search_dirs())?;
@@ -184,7 +191,7 @@ pub fn run() -> Result<Verdict> {
         options.kdir.as_deref(),
         options.output.as_deref(),
     )?;
-    // Who only looks disturbs nobody.
+    // Listing needs no lock.
     let _lock = match &cli.command {
         Command::Test(options) if options.list => None,
         _ => Some(lock(&paths)?),
@@ -194,6 +201,7 @@ pub fn run() -> Result<Verdict> {
         ui: &Ui::new(options.verbose),
         paths: &paths,
         qemu,
+        kvm,
         qemu_args: words("QEMU_ARGS", options.qemu_args.as_deref())?,
         compiler,
         force,
@@ -201,7 +209,7 @@ pub fn run() -> Result<Verdict> {
     .command(&cli.command)
 }
 
-/// A variable that is 1 or not given.
+/// The value of a variable that is 1 or unset.
 fn flag(name: &str, value: Option<&str>) -> Result<bool> {
     match value {
         None | Some("" | "0") => Ok(false),
@@ -210,14 +218,22 @@ fn flag(name: &str, value: Option<&str>) -> Result<bool> {
     }
 }
 
-/// A variable's words, with quotes as a shell takes them.
+/// Fails unless QEMU can open that device.
+fn has_kvm(device: &Path) -> Result<bool> {
+    match File::options().read(true).write(true).open(device) {
+        Ok(_) => Ok(true),
+        Err(error) => bail!(Usage(format!("KVM=1: {}: {error}", device.display()))),
+    }
+}
+
+/// Splits a variable into words, with a shell's quotes.
 fn words(name: &str, value: Option<&str>) -> Result<Vec<String>> {
     let text = value.unwrap_or_default();
     let words = shlex::split(text);
     words.ok_or_else(|| Usage(format!("{name}={text}: a quote is not closed")).into())
 }
 
-/// What is wrong with a value, without a page of usage; of other errors all of it.
+/// One line about a wrong value, without the usage. Other errors are complete.
 fn in_a_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let first = text
@@ -230,7 +246,7 @@ fn in_a_line(error: &clap::Error) -> String {
     }
 }
 
-/// A program by its path, or by its name as a shell finds it.
+/// Finds a program by its path, or by its name as a shell does.
 fn program(name: &Path) -> Result<PathBuf> {
     let found = if name.components().count() > 1 {
         std::path::absolute(name).ok()
@@ -245,7 +261,7 @@ fn program(name: &Path) -> Result<PathBuf> {
         .ok_or_else(|| Usage(format!("{}: no such program", name.display())).into())
 }
 
-/// Two runs in one repository would overwrite each other's work.
+/// Takes the lock: two runs in one repository would overwrite each other's work.
 fn lock(paths: &Paths) -> Result<File> {
     let path = paths.build().join("lock");
     let file = File::create(&path).with_context(|| path.display().to_string())?;
@@ -307,6 +323,14 @@ mod tests {
         assert_eq!(all, ["-s", "-device", "e1000,id=a b"]);
         let error = of(Some("-device 'x")).unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
+    }
+
+    #[test]
+    fn kvm_without_its_device_is_bad_usage() {
+        let error = has_kvm(Path::new("/nowhere/kvm")).unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some());
+        assert!(error.to_string().starts_with("KVM=1: /nowhere/kvm: "));
+        assert!(has_kvm(Path::new("/dev/null")).unwrap());
     }
 
     #[test]

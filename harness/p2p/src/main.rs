@@ -1,8 +1,8 @@
-//! The tool behind the Makefile: gets the base kernel, applies the series,
-//! builds and boots it, and says whether it does what it should.
+//! The tool behind the Makefile: gets the base kernel, applies the series, builds and
+//! boots it, and reports whether it works.
 //!
-//! The crates beside this one are the phases of a run; README.md names them in order. Here
-//! are the commands ([`cli`]), made of what those crates can do.
+//! The crates beside this one are the phases of a run, and README.md lists them in order.
+//! This crate has the commands ([`cli`]), which use those crates.
 
 #![warn(unused_crate_dependencies)]
 

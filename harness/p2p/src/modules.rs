@@ -1,19 +1,24 @@
-//! No modules of a crate use each other in a circle. Crates cannot; cargo sees to that.
+//! Tests that the modules of a crate have no circular dependencies. For crates, cargo
+//! prevents them. Also tests that a crate uses only crates that come before it in
+//! README.md.
 //!
-//! A file and the folder of its name are one module here: a child may use its parent's
-//! items. So what is looked at is siblings, at each level: the graph of who uses whom.
+//! A file and the folder with the same name are one module here: a child may use its
+//! parent's items. So the test compares siblings, at each level, by which of them uses
+//! which.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A module by its names, from the crate's root on; the root has none.
+use serde_json::Value;
+
+/// A module as the list of its names from the crate's root. The root is empty.
 type Module = Vec<String>;
 
-/// Which modules each module names.
+/// The modules that each module uses.
 type Uses = BTreeMap<Module, BTreeSet<Module>>;
 
-/// The code of a file, without comments and without its tests.
+/// The code of a file, without comments and tests.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     let lines = text.lines().map(str::trim_start);
@@ -21,7 +26,7 @@ fn code(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// All paths that begin with this word, a `use` of several being several: `crate::{a, b::c}`.
+/// All paths that begin with this word. A grouped `use` has several: `crate::{a, b::c}`.
 fn paths(code: &str, start: &str) -> Vec<Module> {
     let mut found = Vec::new();
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -37,7 +42,7 @@ fn paths(code: &str, start: &str) -> Vec<Module> {
     found
 }
 
-/// Reads what follows a `::`, and returns what follows that.
+/// Parses the path after a `::`, and returns the rest.
 fn expand<'c>(text: &'c str, before: &Module, found: &mut Vec<Module>) -> &'c str {
     if let Some(mut rest) = text.strip_prefix('{') {
         loop {
@@ -60,7 +65,7 @@ fn expand<'c>(text: &'c str, before: &Module, found: &mut Vec<Module>) -> &'c st
     }
 }
 
-/// The modules of a crate, by their files.
+/// The modules of a crate, found by their files.
 fn files(src: &Path) -> Vec<(Module, PathBuf)> {
     let mut all = Vec::new();
     let mut folders = vec![(Module::new(), src.to_owned())];
@@ -94,13 +99,13 @@ fn uses(src: &Path) -> Uses {
     uses
 }
 
-/// A circle of siblings, if there is one: the names of its modules.
+/// A cycle among siblings, if there is one, as the names of its modules.
 fn circle(uses: &Uses) -> Option<String> {
     let mut edges = BTreeMap::<Module, BTreeSet<Module>>::new();
     for (module, named) in uses {
         for path in named {
             let same = module.iter().zip(path).take_while(|(a, b)| a == b).count();
-            // Where they part, both are modules: siblings.
+            // Where the two paths differ, their modules are siblings.
             let (Some(from), Some(to)) = (module.get(..=same), path.get(..=same)) else {
                 continue;
             };
@@ -109,7 +114,7 @@ fn circle(uses: &Uses) -> Option<String> {
             }
         }
     }
-    // Takes away what uses nothing that is left, until only circles are left.
+    // Removes modules that use no remaining module, until only cycles are left.
     loop {
         let left = BTreeSet::from_iter(edges.keys().cloned());
         let is_done = |to: &BTreeSet<Module>| to.is_disjoint(&left);
@@ -148,6 +153,31 @@ fn no_crate_has_modules_in_a_circle() {
 }
 
 #[test]
+fn crates_use_only_those_above_them_in_the_readme() {
+    let harness = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |file: &str| host::settings::read::<Value>(&harness.join(file)).unwrap();
+    let readme = fs::read_to_string(harness.join("README.md")).unwrap();
+    let (_, table) = readme.split_once("| crate | what |\n").unwrap();
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let order = Vec::from_iter(rows.filter_map(|row| row.split('`').nth(1)));
+    let members = read("Cargo.toml")["workspace"]["members"].clone();
+    let members: BTreeSet<String> = serde_json::from_value(members).unwrap();
+    assert!(
+        members
+            .iter()
+            .eq(&BTreeSet::from_iter(order.iter().copied()))
+    );
+    for (place, name) in order.iter().enumerate() {
+        let manifest = read(&format!("{name}/Cargo.toml"));
+        let needed = manifest["dependencies"].as_object().unwrap();
+        let below = order[place..]
+            .iter()
+            .find(|other| needed.contains_key(**other));
+        assert_eq!(below, None, "{name} uses it");
+    }
+}
+
+#[test]
 fn circles_are_seen() {
     let circle_of = |files: &[(&str, &str)]| {
         let dir = tempfile::tempdir().unwrap();
@@ -165,12 +195,12 @@ fn circles_are_seen() {
     let all = [row[0], row[1], ("c.rs", back)];
     let told = circle_of(&all).unwrap();
     assert!(told.contains("c -> a") && told.contains("b -> c"), "{told}");
-    // Tests may use what they like, and so may a child its parent.
+    // Tests may use any module, and a child may use its parent.
     let tests = "fn f() {}\n#[cfg(test)]\nmod tests {\nuse crate::a;\n}\n";
     assert_eq!(circle_of(&[row[0], row[1], ("c.rs", tests)]), None);
     let family = [("a.rs", "use b::B;\nmod b;"), ("a/b.rs", "use super::A;")];
     assert_eq!(circle_of(&family), None);
-    // Siblings further down, and what is used from there.
+    // Siblings at a deeper level, and uses from there.
     let below = [
         ("a/b.rs", "use super::c::C;"),
         ("a/c.rs", "use crate::a::{b::B};"),

@@ -1,12 +1,12 @@
-//! Real hardware: what was looked at, and where its devices are.
+//! Real hardware: the checks of a host, and where its devices are.
 
 use crate::picture::{Kind, Node, Picture, Route, Way};
 use crate::report::{Doctor, Finding, Measured, Report};
 
-/// Ways in the picture. A host with eight GPUs and eight NICs has 64.
+/// The most ways that the picture shows. A host with eight GPUs and eight NICs has 64.
 const DRAWN: usize = 6;
 
-/// What a report says of a host.
+/// What a report contains about a host.
 pub struct Hardware<'a> {
     pub findings: &'a [Finding],
     pub doctor: Option<&'a Doctor>,
@@ -15,7 +15,7 @@ pub struct Hardware<'a> {
     pub log: String,
 }
 
-/// A figure of perftest, and how long its bar is.
+/// A figure of perftest, with the length of its bar.
 pub struct Bar<'a> {
     pub measured: &'a Measured,
     pub percent: u32,
@@ -24,7 +24,7 @@ pub struct Bar<'a> {
 }
 
 impl<'a> Hardware<'a> {
-    /// Nothing if the report is of virtual machines.
+    /// `None` if the report is about virtual machines.
     pub fn of(report: &'a Report) -> Option<Self> {
         if report.findings.is_empty() && report.doctor.is_none() {
             return None;
@@ -67,7 +67,7 @@ fn bars(measured: &[Measured]) -> Vec<Bar<'_>> {
     measured.iter().map(of).collect()
 }
 
-/// The tree of the host's devices; nothing if there are none.
+/// The tree of the host's devices. `None` if there are none.
 fn picture(doctor: &Doctor) -> Option<Picture> {
     let mut host = Node::new("host", Kind::Host, &["CPUs, host memory"]);
     for device in &doctor.devices {
@@ -102,7 +102,7 @@ fn picture(doctor: &Doctor) -> Option<Picture> {
             _ => Route::Host,
         },
         is_seen: pair.works == "yes",
-        told: format!("{} and {}: {}", pair.provider, pair.client, pair.path),
+        words: format!("{} and {}: {}", pair.provider, pair.client, pair.path),
     });
     let left = doctor.pairs.len().saturating_sub(DRAWN);
     let more = match left {

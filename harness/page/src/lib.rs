@@ -1,10 +1,10 @@
-//! Shows the results of a run as one page of HTML, which needs no network and no scripts:
+//! Shows the results of a run as one HTML page without scripts, which needs no network:
 //! [`write`] is where to start.
 //!
-//! The page is of the data that the tool writes as JSON, of `qemu/topologies`, and of the
-//! results that are recorded beside it or in `Documentation/`. It judges nothing.
+//! The page shows the tool's JSON, `qemu/topologies`, and recorded results from the same
+//! directory or from `Documentation/`. It does not judge anything.
 
-// Not of unit tests: those in tests/ use more.
+// Not in unit tests, because the tests in tests/ use more crates.
 #![cfg_attr(not(test), warn(unused_crate_dependencies))]
 
 use std::fs;
@@ -27,12 +27,12 @@ use recorded::Recorded;
 pub use report::{Outcome, Report, Row};
 use results::{Skips, Suite, Test, Totals};
 
-/// Where a page takes what the report does not have.
+/// Where a page finds what is not in the report.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
-    /// The repository: topologies, and results that are recorded in `Documentation/`.
+    /// The repository: topologies, and the recorded results in `Documentation/`.
     pub root: &'a Path,
-    /// Results of this machine, which count more than those recorded.
+    /// Results of this machine. They take precedence over the recorded ones.
     pub results: &'a Path,
 }
 
@@ -56,11 +56,11 @@ pub fn write(source: Source<'_>, report: &Report, file: &Path) -> Result<()> {
     fs::write(file, html).with_context(|| file.display().to_string())
 }
 
-/// The page of a report, written at a time that is given in words.
+/// Renders the page of a report. `written` is the time of writing, as text.
 pub fn render(source: Source<'_>, report: &Report, written: &str) -> Result<String> {
     let hardware = Hardware::of(report);
     let (pictures, recorded) = match hardware {
-        // These are of virtual machines.
+        // Pictures and recorded results are about virtual machines.
         Some(_) => (Vec::new(), Vec::new()),
         None => (
             topology::pictures(source.root, report)?,
@@ -81,7 +81,7 @@ pub fn render(source: Source<'_>, report: &Report, written: &str) -> Result<Stri
     Ok(page.render()?)
 }
 
-/// The time, as `date` says it.
+/// The time, in the format of `date`.
 fn now() -> String {
     let said = std::process::Command::new("date")
         .env("LC_ALL", "C")

@@ -1,18 +1,18 @@
-//! Pages of Markdown as HTML that stands alone: what is HTML in them is text, and pictures
-//! are in the page.
+//! Renders Markdown as self-contained HTML. HTML in the source is shown as text, and
+//! pictures are embedded.
 
 use std::fs;
 use std::path::Path;
 
 use pulldown_cmark::{CowStr, Event, HeadingLevel, Options, Parser, Tag, TagEnd, html};
 
-/// Renders a page; its pictures are files of `dir`.
+/// Renders a page. Its pictures are files in `dir`.
 pub fn render(text: &str, dir: &Path) -> String {
     let mut is_alone = false;
     let events = Parser::new_ext(text, Options::ENABLE_TABLES).filter_map(|event| {
         Some(match event {
             Event::Html(html) | Event::InlineHtml(html) => Event::Text(html),
-            // Other files are not there where the page is read.
+            // The reader of the page does not have the other files.
             Event::Start(Tag::Link { .. }) | Event::End(TagEnd::Link) => return None,
             Event::Start(Tag::Image {
                 link_type,
@@ -35,7 +35,7 @@ pub fn render(text: &str, dir: &Path) -> String {
                 is_alone = false;
                 return None;
             }
-            // Below the heading that the page has for all of it.
+            // Deeper than the heading of the section that holds the page.
             Event::Start(Tag::Heading { .. }) => Event::Start(Tag::Heading {
                 level: HeadingLevel::H4,
                 id: None,
@@ -51,14 +51,14 @@ pub fn render(text: &str, dir: &Path) -> String {
     out
 }
 
-/// A picture as an address that has all of it.
+/// A picture as a data URL.
 fn embedded(dir: &Path, name: &CowStr<'_>) -> Option<String> {
     let is_name = |name: &str| !name.contains('/') && name.ends_with(".svg");
     let text = is_name(name).then(|| fs::read_to_string(dir.join(&**name)));
     Some(data_url(&text?.ok()?))
 }
 
-/// As an image, an SVG runs no scripts and loads nothing.
+/// An SVG that is loaded as an image runs no scripts and loads nothing.
 fn data_url(svg: &str) -> String {
     let mut url = "data:image/svg+xml,".to_owned();
     for byte in svg.bytes() {

@@ -1,9 +1,9 @@
 //! A tree of PCI devices as a drawing, with the ways that bytes take in it.
 //!
-//! A device is a column, and a bridge is a box above all devices below it. So each link is
-//! a vertical line, and a way that goes up and down the tree has only right angles.
+//! Each device has a column. A bridge is a box above all devices below it. So each link is
+//! a vertical line, and a way up and down the tree has only right angles.
 
-/// What a box is.
+/// The kind of a box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// CPU and host memory: the root.
@@ -12,7 +12,7 @@ pub enum Kind {
     Bridge,
     /// A GPU.
     Gpu,
-    /// A device that reaches it.
+    /// A device that reaches the GPU.
     Client,
 }
 
@@ -27,7 +27,7 @@ impl Kind {
     }
 }
 
-/// A device with all that is below it.
+/// A device with everything below it.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// Identifies it.
@@ -48,7 +48,7 @@ impl Node {
         }
     }
 
-    /// The node of that name in this tree.
+    /// The node with that name in this tree.
     pub fn find(&mut self, id: &str) -> Option<&mut Self> {
         if self.id == id {
             return Some(self);
@@ -57,16 +57,16 @@ impl Node {
     }
 }
 
-/// How bytes go.
+/// The route of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// Below a common switch.
     Bus,
     /// Through the host bridge.
     HostBridge,
-    /// The same, translated by an IOMMU.
+    /// Through the host bridge, translated by an IOMMU.
     Translated,
-    /// Through host memory: the page migrates first.
+    /// Through host memory. The page migrates first.
     Host,
 }
 
@@ -79,7 +79,7 @@ impl Route {
         }
     }
 
-    /// As the demo's table calls it.
+    /// The name in the demo's table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bus => "BUS_ADDR",
@@ -90,18 +90,18 @@ impl Route {
     }
 }
 
-/// What goes between two devices.
+/// A way between two devices.
 #[derive(Clone, Debug)]
 pub struct Way {
     /// The GPU's node.
     pub gpu: String,
-    /// The node of what reaches it.
+    /// The node of the device that reaches it.
     pub client: String,
     pub route: Route,
     /// Whether it was seen in this run.
     pub is_seen: bool,
     /// What it is, for the legend.
-    pub told: String,
+    pub words: String,
 }
 
 /// A drawing, in pixels.
@@ -146,7 +146,7 @@ pub struct Drawn {
     pub class: String,
     pub points: String,
     pub name: &'static str,
-    pub told: String,
+    pub words: String,
 }
 
 const COLUMN: i32 = 136;
@@ -154,15 +154,15 @@ const GAP: i32 = 10;
 const ROW: i32 = 58;
 const BRIDGE: i32 = 34;
 const DEVICE: i32 = 44;
-/// From one way to the next, where they run side by side.
+/// The distance between ways that run side by side.
 const APART: i32 = 5;
 
-/// A node that has its place.
+/// A node with its place.
 struct Placed<'a> {
     node: &'a Node,
     parent: Option<usize>,
     depth: i32,
-    /// The columns below it: the first, and how many.
+    /// The columns that it spans: the first one, and how many.
     first: i32,
     columns: i32,
 }
@@ -184,13 +184,13 @@ impl Placed<'_> {
         if self.is_device() { DEVICE } else { BRIDGE }
     }
 
-    /// Where ways run through it, below its text.
+    /// The height at which ways run through it, below its text.
     fn lane(&self) -> i32 {
         self.top() + BRIDGE - 10
     }
 }
 
-/// Gives a node and all below it their places; gives the number of columns.
+/// Places a node and everything below it. Returns the number of columns.
 fn place<'a>(
     node: &'a Node,
     parent: Option<usize>,
@@ -214,13 +214,13 @@ fn place<'a>(
     all[own].columns
 }
 
-/// The place of a node with all above it, from itself up to the root.
+/// A node and everything above it, from the node to the root.
 fn upwards(all: &[Placed<'_>], id: &str) -> Vec<usize> {
     let own = all.iter().position(|placed| placed.node.id == id);
     std::iter::successors(own, |&number| all[number].parent).collect()
 }
 
-/// From a device up into the box `end`.
+/// The points from a device up to the box `end`.
 fn climb(all: &[Placed<'_>], chain: &[usize], end: usize) -> Vec<(i32, i32)> {
     let mut x = all[chain[0]].center();
     let mut points = vec![(x, all[chain[0]].top())];
@@ -248,7 +248,7 @@ fn draw(all: &[Placed<'_>], way: &Way, number: i32) -> Option<Drawn> {
     points.extend(climb(all, &gpu, end).into_iter().rev());
     let shift = number * APART;
     let points = points.iter().map(|(x, y)| {
-        // The ends stay on the edge of their boxes.
+        // The ends stay at the edges of their boxes.
         format!("{},{}", x + shift, y + shift.min(6))
     });
     let seen = if way.is_seen { "seen" } else { "expected" };
@@ -256,17 +256,17 @@ fn draw(all: &[Placed<'_>], way: &Way, number: i32) -> Option<Drawn> {
         class: format!("{} {seen}", way.route.class()),
         points: Vec::from_iter(points).join(" "),
         name: way.route.name(),
-        told: way.told.clone(),
+        words: way.words.clone(),
     })
 }
 
 impl Picture {
-    /// Whether it has a row of the page to itself.
+    /// Whether it needs a whole row of the page.
     pub fn is_large(&self) -> bool {
         self.width > 4 * COLUMN
     }
 
-    /// Draws a tree, and these ways in it.
+    /// Draws a tree and these ways.
     pub fn new(title: &str, summary: &str, root: &Node, ways: &[Way]) -> Self {
         let mut all = Vec::new();
         let columns = place(root, None, 0, 0, &mut all);

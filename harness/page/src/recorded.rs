@@ -1,5 +1,5 @@
-//! Results that take hours and are recorded: benchmarks, coverage, mutants. What this
-//! machine has made counts more than what is in `Documentation/`.
+//! Recorded results that take hours: benchmarks, coverage, mutants. Results of this
+//! machine take precedence over the ones in `Documentation/`.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::Source;
 use crate::markdown;
 
-/// A heading, the target that records it, and the file among the results and among the
+/// A heading, the target that records it, the file in the results, and the file in the
 /// documents.
 const PAGES: [(&str, &str, &str, &str); 3] = [
     ("Benchmarks", "make bench", "bench.md", "benchmarks.md"),
@@ -16,21 +16,21 @@ const PAGES: [(&str, &str, &str, &str); 3] = [
     ("Mutants", "make mutants", "mutants.md", "mutants.md"),
 ];
 
-/// Such a page.
+/// A recorded page.
 pub struct Recorded {
     pub id: String,
     pub title: &'static str,
     pub target: &'static str,
-    /// When, and of which series, as the page says it.
+    /// When it was recorded, and of which series, in the page's words.
     pub when: String,
-    /// What came of it, in a line.
-    pub told: String,
-    /// All of it, as HTML.
+    /// A one-line summary.
+    pub totals: String,
+    /// The whole page, as HTML.
     pub html: String,
 }
 
 impl Recorded {
-    /// Those that there are.
+    /// All pages that exist.
     pub fn all(source: Source<'_>) -> Result<Vec<Self>> {
         let mut all = Vec::new();
         let documents = source.root.join("Documentation");
@@ -46,7 +46,7 @@ impl Recorded {
                 title,
                 target,
                 when: when(&text),
-                told: told(&text),
+                totals: totals(&text),
                 html: markdown::render(&text, dir),
             });
         }
@@ -69,8 +69,8 @@ fn when(text: &str) -> String {
         .replace(" )", ")")
 }
 
-/// How many rows of the tables end how.
-fn told(text: &str) -> String {
+/// How many rows of the tables have each result.
+fn totals(text: &str) -> String {
     let rows = text.lines().filter(|line| line.starts_with('|'));
     let rows = Vec::from_iter(rows.map(|row| {
         let cells = row.trim_matches('|').split('|').map(str::trim);

@@ -1,5 +1,5 @@
-//! What the tool says of a run: the fields of report.json and of hw-report.json that are
-//! shown. A field that is missing is empty, so that reports of older tools can be shown.
+//! The fields of report.json and hw-report.json that the page shows. A missing field is
+//! empty, so that the page can show reports of older tools.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub struct Report {
     pub command: String,
     /// The machine that it ran on.
     pub host: String,
-    /// What was tested, and with what: a name, and a text.
+    /// What was tested, and with what, as pairs of a name and a text.
     pub of: Vec<(String, String)>,
     /// How long it took, in seconds.
     pub taken: f64,
@@ -24,17 +24,17 @@ pub struct Report {
     pub seconds: BTreeMap<String, f64>,
     /// How long kernels took to build.
     pub builds: BTreeMap<String, f64>,
-    /// Suites whose results were there.
+    /// Suites whose results came from the cache.
     pub cached: BTreeSet<String>,
     /// The error that ended the run early.
     pub aborted: Option<String>,
-    /// Of real hardware: the kernel's version.
+    /// The version of the kernel, on real hardware.
     pub kernel: String,
-    /// What was looked at before the tests.
+    /// What was checked before the tests.
     pub findings: Vec<Finding>,
-    /// What perftest said.
+    /// The results of perftest.
     pub measured: Vec<Measured>,
-    /// What the doctor says of the host.
+    /// The doctor's report on the host.
     pub doctor: Option<Doctor>,
     /// Lines of the kernel's log.
     pub log: Vec<String>,
@@ -64,16 +64,16 @@ pub struct Outcome {
     /// What it printed.
     #[serde(default)]
     pub log: Vec<String>,
-    /// What it needs is not there.
+    /// Something that it needs is missing.
     #[serde(default)]
     pub could_not_run: bool,
-    /// The file that says more.
+    /// The file with more details.
     #[serde(default)]
     pub log_file: Option<String>,
     /// How long it took.
     #[serde(default)]
     pub seconds: Option<f64>,
-    /// The command that does it again.
+    /// The command that repeats it.
     #[serde(default)]
     pub repeat: Option<String>,
     /// Its row in the demo's table.
@@ -88,21 +88,21 @@ pub struct Row {
     pub topology: String,
     /// The drivers of the GPU and the NIC.
     pub devices: String,
-    /// What was played.
+    /// The scenario.
     pub scenario: String,
     /// How P2PDMA routes the DMA.
     pub map_type: String,
     /// Pages that the NIC reached in the GPU.
     pub peer: String,
-    /// Pages that came home for it.
+    /// Pages that migrated to host memory for it.
     pub home: String,
-    /// Pages that migrated meanwhile.
+    /// Pages that migrated during the scenario.
     pub migrations: String,
-    /// What the NIC moved.
+    /// The bytes that the NIC moved.
     pub bytes: String,
-    /// `yes` if everybody saw the right bytes.
+    /// `yes` if every side saw the right bytes.
     pub intact: String,
-    /// Why pages fell back.
+    /// Why pages fell back to host memory.
     pub why: String,
 }
 
@@ -116,7 +116,7 @@ pub struct Finding {
     pub next: String,
 }
 
-/// What one program came to under one policy.
+/// The result of one program under one policy.
 #[derive(Debug, Deserialize)]
 pub struct Measured {
     pub program: String,
@@ -135,7 +135,7 @@ pub struct Doctor {
     pub obstacles: Vec<Obstacle>,
 }
 
-/// A device that is an end of a path.
+/// A device at an end of a path.
 #[derive(Debug, Deserialize)]
 pub struct Device {
     pub address: String,
@@ -155,7 +155,7 @@ pub struct Pair {
     pub in_place: Option<String>,
 }
 
-/// What stands in the way.
+/// What is in the way.
 #[derive(Debug, Deserialize)]
 pub struct Obstacle {
     pub effect: String,

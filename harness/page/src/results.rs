@@ -1,13 +1,13 @@
-//! Tests by how they ended and by suite.
+//! Tests, grouped by result and by suite.
 
 use ktap::Status;
 
 use crate::report::{Outcome, Report};
 
-/// Lines of the log of a test that did not fail: the last ones.
+/// The number of last log lines shown for a test that did not fail.
 const SHOWN: usize = 20;
 
-/// How many ended how.
+/// How many tests have each result.
 pub struct Totals {
     pub passed: usize,
     pub failed: usize,
@@ -31,7 +31,7 @@ impl Totals {
         totals
     }
 
-    /// How all of them together ended.
+    /// The overall result.
     pub fn word(&self) -> &'static str {
         match self {
             Self { failed: 1.., .. } => "failed",
@@ -40,8 +40,8 @@ impl Totals {
         }
     }
 
-    /// In words, without what there is none of.
-    pub fn told(&self) -> String {
+    /// The counts in words, without zeros.
+    pub fn in_words(&self) -> String {
         let parts = [
             (self.failed, "failed"),
             (self.passed, "passed"),
@@ -110,7 +110,7 @@ pub fn skips(report: &Report) -> Vec<Skips<'_>> {
     all
 }
 
-/// A suite with its tests.
+/// A suite and its tests.
 pub struct Suite<'a> {
     pub name: &'a str,
     pub totals: Totals,
@@ -119,7 +119,7 @@ pub struct Suite<'a> {
     pub tests: Vec<Test<'a>>,
 }
 
-/// Suites with failures first, otherwise in the order in which they came.
+/// Suites with failures come first. The others keep their order.
 pub fn suites(report: &Report) -> Vec<Suite<'_>> {
     let mut by_name: Vec<(&str, Vec<&Outcome>)> = Vec::new();
     for outcome in &report.outcomes {

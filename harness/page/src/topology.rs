@@ -1,4 +1,4 @@
-//! The topologies of `qemu/topologies` as trees, with the ways that the demo saw in them.
+//! Draws the topologies of `qemu/topologies` as trees, with the ways that the demo used.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::picture::{Kind, Node, Picture, Route, Way};
 use crate::report::{Report, Row};
 
-/// The fields of a topology that say how it looks; the tool checks all of them.
+/// The fields of a topology that the drawing needs. The tool checks all fields.
 #[derive(Deserialize)]
 struct Topology {
     #[serde(skip)]
@@ -35,7 +35,7 @@ struct Nic {
     bus: String,
 }
 
-/// Their pictures: first those of the demo, in its order, then the others by name.
+/// The pictures of all topologies: the demo's first, in its order, then the others by name.
 pub fn pictures(root: &Path, report: &Report) -> Result<Vec<Picture>> {
     let dir = root.join("qemu/topologies");
     let mut all = Vec::new();
@@ -44,8 +44,7 @@ pub fn pictures(root: &Path, report: &Report) -> Result<Vec<Picture>> {
         if file.extension().is_none_or(|end| end != "toml") {
             continue;
         }
-        let read = || -> Result<Topology> { Ok(toml::from_str(&fs::read_to_string(&file)?)?) };
-        let mut topology = read().with_context(|| file.display().to_string())?;
+        let mut topology: Topology = host::settings::read(&file)?;
         let name = file.file_stem().unwrap_or_default();
         topology.name = name.to_string_lossy().into_owned();
         all.push(topology);
@@ -82,7 +81,7 @@ impl Topology {
         for device in &self.devices {
             let driver = device.split(',').next().unwrap_or_default();
             let (Some(id), Some(bus)) = (property(device, "id"), property(device, "bus")) else {
-                // An IOMMU, which is no place for a device.
+                // An IOMMU. No device can be below it.
                 continue;
             };
             if driver == "pxb-pcie" {
@@ -117,8 +116,8 @@ impl Topology {
         host
     }
 
-    /// The ways between each GPU and the first NIC: those of the demo's rows, or else the
-    /// one that the topology's tests expect.
+    /// The ways between each GPU and the first NIC: from the demo's rows, or else the one
+    /// that the topology's tests expect.
     fn ways(&self, rows: &[&Row]) -> Vec<Way> {
         let expected = Vec::from_iter(self.expect.split(',').map(|word| match word {
             "bus_addr" => Route::Bus,
@@ -132,7 +131,7 @@ impl Topology {
             let mut seen: Vec<(Route, Vec<&str>)> = Vec::new();
             for row in rows {
                 let (first, is_mixed) = route(&row.map_type);
-                // Pages of a GPU that the NIC does not reach, or those without an alias.
+                // These pages belong to a GPU that the NIC does not reach, or have no alias.
                 let falls_back = is_mixed && (all_reached || *expected == Route::Host);
                 let reached = (all_reached || *expected != Route::Host).then_some(first);
                 let host = (falls_back || first == Some(Route::Host)).then_some(Route::Host);
@@ -154,7 +153,7 @@ impl Topology {
                     client: id_of_nic(0),
                     route,
                     is_seen,
-                    told: format!("{between}{what}"),
+                    words: format!("{between}{what}"),
                 });
             };
             for (route, devices) in &seen {
@@ -167,13 +166,13 @@ impl Topology {
         ways
     }
 
-    /// The machine, and what these rows say of it.
+    /// The machine with the ways from these rows.
     fn picture(&self, rows: &[&Row]) -> Picture {
         Picture::new(&self.name, &self.summary, &self.tree(), &self.ways(rows))
     }
 }
 
-/// The route of a map type as the demo's table has it, and whether some pages fell back.
+/// The route of a map type in the demo's table, and whether some pages fell back.
 fn route(map_type: &str) -> (Option<Route>, bool) {
     let (name, is_mixed) = match map_type.strip_suffix(", mixed") {
         Some(name) => (name, true),

@@ -1,5 +1,5 @@
-//! The page as Chromium shows it. `make test` installs Chromium, except on Ubuntu, and runs
-//! this where Chromium is there.
+//! Checks the page in Chromium. `make test` installs Chromium, except on Ubuntu. This test
+//! runs only if Chromium is installed.
 
 mod common;
 
@@ -9,36 +9,36 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-/// Sizes of a phone and of a screen.
+/// Sizes of a phone and a desktop screen.
 const FRAMES: [(u32, u32); 2] = [(390, 844), (1280, 800)];
 
 /// `preferredColorScheme` of Blink: dark, light.
 const SCHEMES: [u8; 2] = [0, 1];
 
-/// What the script in [`OUTSIDE`] says of a frame.
+/// What the script in [`OUTSIDE`] reports about a frame.
 #[derive(Debug, Deserialize)]
 struct Seen {
     title: String,
-    /// The colour of the ground.
+    /// The background colour.
     ground: String,
-    /// Where the verdict and the first failure end, from the top.
+    /// How far from the top the verdict and the first failure end.
     verdict: f64,
     first: f64,
-    /// How wide the page is, with everything folded and unfolded.
+    /// The width of the page, with everything folded and unfolded.
     folded: u32,
     unfolded: u32,
     /// Elements that run or load something.
     foreign: Vec<String>,
     /// Failures: heading and log.
     failures: Vec<(String, String)>,
-    /// Texts that can hardly be read, with their contrast.
+    /// Texts with too little contrast, and their contrast.
     faint: Vec<String>,
-    /// Parts of pictures outside of them.
+    /// Elements that lie outside of their picture.
     cut: Vec<String>,
 }
 
-/// A page with a frame for each size, which looks at what is in the frames. The pages in
-/// them cannot run a script that would do so.
+/// A page with a frame for each size, and a script that examines the frames. The pages in
+/// the frames must not run scripts.
 const OUTSIDE: &str = r#"<!DOCTYPE html><meta charset="utf-8"><body>FRAMES<script>
 function luminance(color) {
 	const rgb = color.match(/[\d.]+/g).slice(0, 3).map(v => {
@@ -104,7 +104,7 @@ onload = () => {
 };
 </script>"#;
 
-/// Runs Chromium; gives what it prints.
+/// Runs Chromium and returns its output.
 fn chromium(dir: &Path, arguments: &[&str], page: &Path) -> String {
     let output = Command::new("timeout")
         .args([
@@ -125,7 +125,7 @@ fn chromium(dir: &Path, arguments: &[&str], page: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a page looks like in each of [`FRAMES`].
+/// What the script reports about a page in each of [`FRAMES`].
 fn look(html: &str, scheme: u8) -> Vec<Seen> {
     let dir = tempfile::tempdir().unwrap();
     let escaped = html.replace('&', "&amp;").replace('"', "&quot;");
@@ -192,7 +192,7 @@ fn what_a_test_prints_is_text() {
         assert_eq!(seen.failures, printed);
         assert!(seen.foreign.is_empty(), "{:?}", seen.foreign);
     }
-    // Nor would a script run that got through.
+    // A script that got into the page would not run.
     let through = html.replace(
         "<h2>Failures",
         "<script>document.title = 'owned'</script><h2>",

@@ -1,4 +1,4 @@
-//! What is on the page.
+//! Tests of the page's content.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn failures_come_first_with_the_command_that_repeats_them() {
     assert!(place("id=\"failures\"") < place("id=\"demo\""));
     assert!(place("make demo ONLY=demo-mlx5/small-bar") < place("id=\"demo\""));
     assert!(place("build/run/demo-mlx5/small-bar/out/0.log") < place("id=\"demo\""));
-    // In the results, the suite with a failure comes before the one that ran earlier.
+    // A suite with a failure comes before a suite that ran earlier.
     let results = &html[place("id=\"results\"")..];
     let suite = |name: &str| results.find(&format!(">{name}</b>")).unwrap();
     assert!(suite("selftest/switch") < suite("demo/switch"));
@@ -43,7 +43,7 @@ fn a_picture_for_each_topology_has_the_ways_of_the_run() {
         let picture = picture(name);
         let ways = picture.split("class=\"way ").skip(1);
         let classes = ways.map(|way| way.split('"').next().unwrap().to_owned());
-        // Each is in the drawing and in the legend.
+        // Each class appears in the drawing and in the legend.
         let mut classes = Vec::from_iter(classes);
         classes.truncate(classes.len() / 2);
         classes
@@ -129,11 +129,11 @@ fn hardware_has_its_own_page() {
     ] {
         assert!(html.contains(text), "{text}");
     }
-    // What virtual machines do says nothing of it.
+    // Nothing about virtual machines is on the page of real hardware.
     assert!(!html.contains("<section id=\"topologies\">"));
 }
 
-/// A report in which every text is this.
+/// A report in which every text is `text`.
 fn of(text: &str) -> Report {
     let row = serde_json::json!({
         "topology": text, "devices": text, "scenario": text, "map_type": text, "peer": text,
@@ -161,7 +161,7 @@ fn of(text: &str) -> Report {
     .unwrap()
 }
 
-/// What makes tags and ends attributes.
+/// Counts the characters that make tags and end attributes.
 fn marks(html: &str) -> [usize; 3] {
     ['<', '>', '"'].map(|mark| html.matches(mark).count())
 }
@@ -169,7 +169,8 @@ fn marks(html: &str) -> [usize; 3] {
 proptest! {
     #[test]
     fn no_text_becomes_a_tag(text in "([<>&\"'/=a-z -]|\\PC|\\p{Cc}){1,40}") {
-        // "x" is a suite of its own here, and a cell that has "-" for a reason gets a class.
+        // "x" would be the same suite as "x" below, and a cell with "-" as its reason gets
+        // a class.
         prop_assume!(text != "x" && text != "-");
         let plain = common::render(&of("y"));
         prop_assert_eq!(marks(&common::render(&of(&text))), marks(&plain), "{:?}", text);

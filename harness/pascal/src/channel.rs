@@ -9,16 +9,16 @@ use crate::mmu::Tables;
 use crate::registers as r;
 use crate::space::{Fault, Place, Space};
 
-/// In the instance block: how far the ring was read. The driver saves the block when the
-/// device is switched off, and so the channel goes on where it was.
+/// In the instance block: the ring's get index. The driver saves the block before the
+/// device loses power, so the channel continues where it was.
 const RAMFC_GET: u64 = 0x14;
-/// And the classes of the subchannels: a place of the model's own, which the driver
-/// leaves alone.
+/// In the instance block: the classes of the subchannels. The model chose this offset; the
+/// driver does not use it.
 const RAMFC_OBJECTS: u64 = 0x1c0;
-/// The ring of commands, its address and log2 of its entries.
+/// In the instance block: the GPFIFO's address and log2 of the number of entries.
 const RAMFC_GPFIFO: u64 = 0x48;
 
-/// Methods of the host, on all subchannels.
+/// Host methods, which all subchannels have.
 const SET_OBJECT: u32 = 0x00;
 const NOP: u32 = 0x08;
 const SEMAPHORE_A: u32 = 0x10;
@@ -26,7 +26,7 @@ const SEMAPHORE_D: u32 = 0x1c;
 const NON_STALL_INTERRUPT: u32 = 0x20;
 const FB_FLUSH: u32 = 0x24;
 const SET_REFERENCE: u32 = 0x50;
-/// The first method of engines.
+/// The first engine method.
 const FIRST_OF_ENGINES: u32 = 0x100;
 
 /// In SEMAPHORE_D.
@@ -39,13 +39,13 @@ const RELEASE_4_BYTES: u32 = 1 << 24;
 /// Where a channel stopped reading.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// There is no more.
+    /// The ring is empty.
     Idle,
-    /// It waits for a semaphore.
+    /// The channel waits for a semaphore.
     Waiting,
-    /// Its transfer takes so long; without a time it never ends.
+    /// The transfer takes this long. Without a time, it never ends.
     Busy(Option<Duration>),
-    /// A command could not be carried out.
+    /// A command failed.
     Dead(Death),
 }
 
@@ -58,22 +58,22 @@ impl From<Death> for Stop {
 /// Why a channel ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Death {
-    /// The PBDMA could not reach something.
+    /// The PBDMA faulted on an access.
     Host(Fault),
-    /// The copy engine could not.
+    /// The copy engine faulted on an access.
     Engine(Fault),
-    /// A command that is none.
+    /// The command is invalid.
     Command(Bad),
 }
 
-/// What the PBDMA says of a command that it does not take.
+/// An invalid command, as the PBDMA reports it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Bad {
-    /// The bit of its interrupt.
+    /// The interrupt bit.
     pub interrupt: u32,
-    /// The command; of a word that is no header, the data is that word.
+    /// The method. For an invalid header, the data is that word.
     pub method: Method,
-    /// For people.
+    /// A description for people.
     pub what: String,
 }
 
@@ -109,18 +109,18 @@ pub struct Channel {
     tables: Tables,
     ring: u64,
     mask: u32,
-    /// The next entry of the ring.
+    /// The index of the next ring entry to read.
     pub get: u32,
-    /// Where the ring ends.
+    /// The index where the ring ends.
     pub put: u32,
     commands: Commands,
     objects: [u32; 8],
     semaphore: [u32; 3],
     wait: Option<Wait>,
     engine: CopyEngine,
-    /// The launch that takes its time, and that time.
+    /// The delayed launch and its duration.
     launched: Option<(Method, Duration)>,
-    /// NON_STALL_INTERRUPT was executed.
+    /// The channel has executed NON_STALL_INTERRUPT.
     pub interrupts: bool,
 }
 
@@ -131,11 +131,11 @@ fn read_u32(context: &mut Context<'_>, va: u64) -> Result<u32, Fault> {
 }
 
 impl Channel {
-    /// As its instance block says.
+    /// Loads the channel from its instance block.
     pub fn load(space: Space<'_>, instance: u64) -> Result<Self, Fault> {
         let tables = Tables::of(space, instance)?;
         let ring = space.read_u64(Place::vram(instance).after(RAMFC_GPFIFO))?;
-        // Five bits: what is above is not of the size.
+        // The size has five bits.
         let log2 = (ring >> 48) & 0x1f;
         let mask = ((1u64 << log2) - 1) as u32;
         let mut get = [0; 4];
@@ -165,17 +165,17 @@ impl Channel {
         })
     }
 
-    /// The page tables that it uses.
+    /// The channel's page tables.
     pub fn tables(&self) -> Tables {
         self.tables
     }
 
-    /// Whether there may be more to do: it waits, or has commands.
+    /// Whether there may be work: the channel waits, or has commands.
     pub fn has_work(&self) -> bool {
         self.wait.is_some() || !self.commands.is_empty() || self.get != self.put & self.mask
     }
 
-    /// The transfer is carried out that has taken its time, and nothing else.
+    /// Carries out the delayed transfer, and nothing else.
     pub fn finish(&mut self, context: &mut Context<'_>) -> Stop {
         let Some((launch, time)) = self.launched.take() else {
             return Stop::Idle;
@@ -184,15 +184,15 @@ impl Channel {
         finished.map_or_else(|refused| refused_at(refused, launch), |()| Stop::Idle)
     }
 
-    /// The engine was reset, and what it was about to do is lost.
+    /// Drops the delayed transfer, as an engine reset does.
     pub fn reset_engine(&mut self) {
         self.launched = None;
     }
 
-    /// Works until there is nothing left to do.
+    /// Runs commands until the channel stops.
     pub fn run(&mut self, context: &mut Context<'_>) -> Stop {
         let ran = self.run_all(context);
-        // The block was read when the channel was started.
+        // The write cannot fail: `load` has read the block.
         let get = self.get.to_le_bytes();
         let _ = context.space.write(self.instance.after(RAMFC_GET), &get);
         let objects = self.objects.map(u32::to_le_bytes).concat();
@@ -205,7 +205,7 @@ impl Channel {
         }
     }
 
-    /// False: it waits.
+    /// Returns false if the channel waits.
     fn run_all(&mut self, context: &mut Context<'_>) -> Result<bool, Stop> {
         loop {
             if let Some(wait) = self.wait {
@@ -224,7 +224,7 @@ impl Channel {
         }
     }
 
-    /// Reads an entry of the ring, and the commands that it points to.
+    /// Reads a ring entry and the commands that it points to.
     fn fetch(&mut self, context: &mut Context<'_>) -> Result<(), Death> {
         let mut entry = [0; 8];
         let va = self.ring + u64::from(self.get) * 8;
@@ -295,8 +295,9 @@ impl Channel {
         } = whole;
         let class = self.objects[subchannel];
         if !CLASSES.contains(&class) {
-            // Hardware has a bit for this that lets the driver carry out the method itself;
-            // nouveau would go on without it. To end the channel shows more.
+            // Hardware reports this with a bit that lets the driver carry out the method itself.
+            // nouveau would ignore the method. The model ends the channel instead, which shows the
+            // error.
             let told = format!(
                 "method {method:#x} of subchannel {subchannel}, which has class {class:#x}"
             );
@@ -318,7 +319,7 @@ impl Channel {
     }
 }
 
-/// Where a channel stops whose engine does not carry out a method.
+/// The stop that follows from a method that the engine refused.
 fn refused_at(refused: Refused, method: Method) -> Stop {
     match refused {
         Refused::Fault(fault) => Death::Engine(fault).into(),
@@ -330,7 +331,7 @@ fn refused_at(refused: Refused, method: Method) -> Stop {
 fn is_over(wait: Wait, value: u32) -> bool {
     match wait.operation {
         ACQUIRE => value == wait.payload,
-        // As counters that wrap around are compared.
+        // The comparison allows counters to wrap around.
         ACQUIRE_GREATER_OR_EQUAL => value.wrapping_sub(wait.payload) as i32 >= 0,
         _ => value & wait.payload != 0,
     }

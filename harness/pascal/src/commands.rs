@@ -1,20 +1,20 @@
-//! The words of a channel's commands: headers, and the methods that they stand for
+//! Decodes a channel's push buffer: headers, and the methods that they encode
 //! (`include/nvhw/class/cl906f.h`).
 
 use std::collections::VecDeque;
 
-/// A number for a register of an engine, or of the host.
+/// A write to a register of an engine or of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// For which of the channel's objects.
+    /// The channel's object that the method is for.
     pub subchannel: usize,
     /// The register.
     pub method: u32,
-    /// The number.
+    /// The value.
     pub data: u32,
 }
 
-/// How the method's number goes on from one word to the next.
+/// How the method advances from one data word to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Each,
@@ -22,7 +22,7 @@ enum Step {
     Never,
 }
 
-/// What the words after a header are for.
+/// A header that still has data words.
 #[derive(Clone, Copy, Debug)]
 struct Header {
     left: u32,
@@ -31,7 +31,7 @@ struct Header {
     step: Step,
 }
 
-/// Words that were not looked at yet.
+/// Words that are not decoded yet.
 #[derive(Default)]
 pub struct Commands {
     words: VecDeque<u32>,
@@ -39,17 +39,17 @@ pub struct Commands {
 }
 
 impl Commands {
-    /// The next segment.
+    /// Appends the next segment.
     pub fn extend(&mut self, words: impl IntoIterator<Item = u32>) {
         self.words.extend(words);
     }
 
-    /// Whether there is nothing to look at.
+    /// Whether no word is left.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// The next method; none: there are no more words. The error is a word that is no header.
+    /// The next method, or none if no word is left. The error is a word that is no valid header.
     pub fn next_method(&mut self) -> Result<Option<Method>, u32> {
         while let Some(word) = self.words.pop_front() {
             let method = match self.header.take() {
@@ -87,7 +87,7 @@ impl Commands {
         let subchannel = ((word >> 13) & 7) as usize;
         let count = (word >> 16) & 0x1fff;
         let step = match word >> 29 {
-            // A word of zeros is no operation; the rest are masks of devices, for SLI.
+            // A zero word is a no-op. The other words of this kind are device masks for SLI.
             0 => return Ok(None),
             1 => Step::Each,
             3 => Step::Never,
@@ -99,7 +99,7 @@ impl Commands {
                 }));
             }
             5 => Step::Once,
-            // The rest of the segment is not looked at.
+            // End of the segment: skip the rest.
             7 => {
                 self.words.clear();
                 return Ok(None);
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// A header of one kind, and its data. The kind is the header's upper three bits.
+    /// A header of one kind and its data. The kind is in the header's upper three bits.
     fn run() -> impl Strategy<Value = (u32, usize, u32, Vec<u32>)> {
         let kind = prop_oneof![Just(0u32), Just(1), Just(3), Just(4), Just(5)];
         let method = (0..0x1000u32).prop_map(|method| method << 2);
@@ -130,13 +130,13 @@ mod tests {
         (kind, 0..8usize, method, data)
     }
 
-    /// The words, and the methods that they stand for.
+    /// The words, and the methods that they encode.
     fn written(
         (kind, subchannel, method, data): (u32, usize, u32, Vec<u32>),
     ) -> (Vec<u32>, Vec<Method>) {
         let is_short = kind == 0 || kind == 4;
         let data = if is_short { vec![] } else { data };
-        // A short one has data in place of a count.
+        // A short header has data in place of a count.
         let count = if is_short { 0x1555 } else { data.len() as u32 };
         let header = kind << 29 | count << 16 | (subchannel as u32) << 13 | method >> 2;
         let at = |method: u32, data| Method {
@@ -158,8 +158,7 @@ mod tests {
     }
 
     proptest! {
-        /// Words that stand for a list of methods are read as that list, wherever a
-        /// segment ends.
+        /// Encoded methods decode to the same list, wherever a segment ends.
         #[test]
         fn random_commands_are_read_as_they_were_written(
             runs in prop::collection::vec(run(), 0..20),

@@ -1,4 +1,4 @@
-//! The copy engine: methods of classes A0B5 to C1B5, as far as nouveau uses them
+//! The copy engine: the methods of classes A0B5 to C1B5 that nouveau uses
 //! (`nouveau_dmem.c`, `nouveau_boa0b5.c`; `include/nvhw/class/cla0b5.h`).
 
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use crate::space::{Aperture, Fault, Place, Space};
 use crate::tlb::Tlb;
 use crate::witness::{Event, Witness};
 
-/// Classes that are copy engines: Kepler, Maxwell, two of Pascal.
+/// Copy engine classes: Kepler, Maxwell, and two of Pascal.
 pub const CLASSES: [u32; 4] = [0xa0b5, 0xb0b5, 0xc0b5, 0xc1b5];
 
 const SET_SEMAPHORE_A: u32 = 0x240;
@@ -44,26 +44,26 @@ const REMAP: u32 = 1 << 10;
 const SRC_IS_PHYSICAL: u32 = 1 << 12;
 const DST_IS_PHYSICAL: u32 = 1 << 13;
 
-/// How much is moved at a time.
+/// Bytes moved at a time.
 const CHUNK: u64 = 1 << 20;
-/// More in one launch than any driver would ask for.
+/// Limit of one launch: more than any driver requests.
 const MAX_BYTES: u64 = 64 << 30;
 
-/// What a launch works with.
+/// The parts of the device that a launch uses.
 pub struct Context<'a> {
     /// Memory.
     pub space: Space<'a>,
     /// The channel's page tables.
     pub tables: Tables,
-    /// And what was found in these before.
+    /// The TLB.
     pub tlb: &'a mut Tlb,
     /// The channel.
     pub chid: u32,
     /// The GPU's time.
     pub now: u64,
-    /// What the engine does wrong.
+    /// The requested errors of the engine.
     pub inject: &'a mut Inject,
-    /// The channel's copies to the host's memory.
+    /// The channel's copies to host memory.
     pub home: &'a mut Home,
     /// The log.
     pub witness: &'a mut Witness,
@@ -75,7 +75,7 @@ impl Context<'_> {
         self.tlb.read(&self.tables, self.space, va, data)
     }
 
-    /// Writes there.
+    /// Writes to a virtual address.
     pub fn write(&mut self, va: u64, data: &[u8]) -> Result<(), Fault> {
         self.tlb.write(&self.tables, self.space, va, data)
     }
@@ -87,14 +87,14 @@ pub struct CopyEngine {
     state: HashMap<u32, u32>,
 }
 
-/// Why a method was not carried out.
+/// Why the engine refused a method.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// An address led nowhere.
+    /// An address faulted.
     Fault(Fault),
-    /// The model does not do that.
+    /// The model does not support the method.
     Unsupported(&'static str),
-    /// It takes so long; without a time it never ends.
+    /// The transfer takes this long. Without a time, it never ends.
     Busy(Option<Duration>),
 }
 
@@ -104,7 +104,7 @@ impl From<Fault> for Refused {
     }
 }
 
-/// An address as methods give it.
+/// An address, as methods set it.
 #[derive(Clone, Copy)]
 enum Address {
     Physical(Place),
@@ -119,7 +119,7 @@ impl Address {
         }
     }
 
-    /// Where its first byte is.
+    /// The physical place of the first byte.
     fn place(self, context: &mut Context<'_>) -> Result<Place, Fault> {
         match self {
             Self::Physical(place) => Ok(place),
@@ -151,7 +151,7 @@ impl CopyEngine {
         self.state.get(&method).copied().unwrap_or(0)
     }
 
-    /// The upper half has 17 bits from Pascal on.
+    /// An address from two methods. The upper half has 17 bits from Pascal on.
     fn wide(&self, upper: u32, lower: u32) -> u64 {
         u64::from(self.get(upper) & 0x1_ffff) << 32 | u64::from(self.get(lower))
     }
@@ -168,7 +168,7 @@ impl CopyEngine {
         Address::Physical(Place { aperture, address })
     }
 
-    /// Carries out a method; false if it is not known.
+    /// Carries out a method. Returns false if the method is unknown.
     pub fn method(
         &mut self,
         context: &mut Context<'_>,
@@ -189,8 +189,8 @@ impl CopyEngine {
         Ok(true)
     }
 
-    /// Carries out a launch that has taken `time`. A driver that waits no longer must have
-    /// stopped the channel: it gives the destination to somebody else.
+    /// Carries out a launch that was delayed by `time`. A driver whose wait timed out reuses the
+    /// destination, so it must have stopped the channel first.
     pub fn finish(
         &self,
         context: &mut Context<'_>,
@@ -276,7 +276,7 @@ impl CopyEngine {
         Ok(())
     }
 
-    /// What memory is filled with: components from constants only.
+    /// The fill pattern. The model only supports components that are constants.
     fn pattern(&self) -> Result<Vec<u8>, Refused> {
         let components = self.get(SET_REMAP_COMPONENTS);
         let size = ((components >> 16) & 3) as usize + 1;
@@ -294,7 +294,7 @@ impl CopyEngine {
     }
 }
 
-/// Releases a semaphore: its new value, and the time if there is room.
+/// Releases a semaphore: writes its value, and the time if there is room.
 pub fn release(
     context: &mut Context<'_>,
     va: u64,
@@ -361,7 +361,7 @@ fn fill(
     len: u64,
     late: bool,
 ) -> Result<(), Fault> {
-    // A pattern of 3 bytes does not fit into a chunk without a remainder.
+    // A chunk's size need not be a multiple of the pattern, which may have 3 bytes.
     let room = (CHUNK.min(len) as usize).next_multiple_of(pattern.len());
     let data: Vec<u8> = pattern.iter().copied().cycle().take(room).collect();
     let mut at = 0;

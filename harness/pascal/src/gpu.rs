@@ -1,4 +1,4 @@
-//! The device: what reads and writes of its BARs do.
+//! The device: reads and writes of its BARs.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -18,40 +18,40 @@ use crate::tlb::Tlb;
 use crate::witness::{Event, Witness};
 use crate::{pci, vbios};
 
-/// What a read gives where nothing is.
+/// The value of reads where nothing is.
 const NOTHING: u8 = 0xff;
 
 /// A GP106.
 pub struct Gpu {
     /// Configuration space.
     pub config: Config,
-    /// What it reaches by DMA.
+    /// Host memory, reached by DMA.
     pub memory: Memory,
-    /// Its interrupts.
+    /// Interrupts.
     pub irqs: Irqs,
     /// The log.
     pub witness: Witness,
-    /// What the copy engine does wrong.
+    /// The requested errors of the copy engine.
     pub inject: Inject,
     /// The VBIOS.
     pub vbios: Vec<u8>,
-    /// Translations that were used.
+    /// The TLB.
     pub tlb: Tlb,
     vram: Vram,
     state: State,
 }
 
-/// What a reset resets.
+/// The state that a reset clears.
 struct State {
     pmc: Pmc,
     host: Host,
     stored: HashMap<u32, u32>,
     begin: Instant,
-    /// What the driver has set the clock to when it began.
+    /// The clock's value at `begin`.
     time: u64,
-    /// The program that initialises the board was run.
+    /// The program that initialises the board has run.
     is_initialised: bool,
-    /// A driver knows what device this is.
+    /// A driver has read the device's identity.
     is_probed: bool,
 }
 
@@ -72,14 +72,14 @@ impl State {
         self.stored.get(&register).copied().unwrap_or(0)
     }
 
-    /// Nanoseconds. The lowest five bits do not count.
+    /// The time in nanoseconds. The lowest five bits are zero.
     fn now(&self) -> u64 {
         let passed = u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.time.wrapping_add(passed) & !0x1f
     }
 }
 
-/// What is done to a range.
+/// An access to a range.
 enum Access<'a> {
     Read(&'a mut [u8]),
     Write(&'a [u8]),
@@ -95,7 +95,7 @@ impl Access<'_> {
 }
 
 impl Gpu {
-    /// After power on.
+    /// The device after power on.
     pub fn new(vram: Vram, witness: Witness) -> Self {
         Self {
             config: pci::config(),
@@ -106,12 +106,12 @@ impl Gpu {
             inject: Inject::default(),
             vbios: vbios::image(),
             vram,
-            // By the machine's firmware.
+            // The machine's firmware has initialised the board.
             state: State::new(true),
         }
     }
 
-    /// QEMU resets the machine. Video memory keeps what is in it.
+    /// Resets the device with the machine. Video memory keeps its contents.
     pub fn reset(&mut self) {
         self.config = pci::config();
         self.memory.is_bus_master = false;
@@ -136,7 +136,7 @@ impl Gpu {
         power[0] & 3 == 0
     }
 
-    /// In D3 all is lost but configuration space, as it would be if the power was off.
+    /// In D3 the device loses all state except configuration space, as at power off.
     fn power_off(&mut self) {
         self.state = State::new(false);
         self.inject.reset();
@@ -146,8 +146,8 @@ impl Gpu {
         self.witness.event(&Event::Power { what: &what });
     }
 
-    /// Whether nothing answers, as in D3. Who uses the device then does not know that it is
-    /// off, which is a violation.
+    /// Whether the device is in D3 and does not respond. An access in D3 is a violation: the
+    /// driver does not know that the device is off.
     pub fn is_silent(&mut self, bar: &str, at: u64) -> bool {
         let is_off = !self.is_on();
         if is_off {
@@ -171,8 +171,8 @@ impl Gpu {
         }
     }
 
-    /// Writes registers. The bytes that a write leaves out are as they were, if the
-    /// register is one that keeps what is written.
+    /// Writes registers. A partial write keeps the other bytes if the register stores its
+    /// value.
     pub fn write(&mut self, at: u64, data: &[u8]) {
         let mut done = 0;
         while done < data.len() {
@@ -234,7 +234,7 @@ impl Gpu {
             | r::WINDOW
             | r::INVALIDATE_TABLES
             | r::INVALIDATE_TABLES_HIGH => state.get(register),
-            // An invalidation is over before its write is answered.
+            // An invalidation completes before its write is answered.
             r::INVALIDATE => 0,
             r::PROM..r::PROM_END => {
                 let at = (register - r::PROM) as usize;
@@ -285,7 +285,7 @@ impl Gpu {
             }
             r::PBDMA_INTR_ENABLE => state.host.pbdma.enabled = value,
             r::PBDMA_METHOD => state.host.pbdma.method = value,
-            // It is pending as long as the PBDMA has something to say.
+            // The bit is pending as long as the PBDMA has an interrupt.
             r::PBDMAS_INTR | r::PBDMA_INTR_1 => {}
             r::ENABLE => {
                 state.stored.insert(register, value);
@@ -299,7 +299,7 @@ impl Gpu {
                 state.stored.insert(register, value);
                 self.with_host(|host, world| host.preempt(world, value, runlist));
             }
-            // What the program would do is done.
+            // Set the results of the program, which does not run.
             r::PMU_START if value & r::PMU_START_NOW != 0 => {
                 let mailbox = state.get(r::PMU_MAILBOX) | r::PMU_DONE;
                 state.stored.insert(r::PMU_MAILBOX, mailbox);
@@ -335,7 +335,7 @@ impl Gpu {
         }
     }
 
-    /// Has the host engine do something, and tells what came of it.
+    /// Runs `work` on the host engine, then publishes its results.
     fn with_host(&mut self, work: impl FnOnce(&mut Host, &mut World<'_>)) {
         let space = Space {
             vram: &self.vram,
@@ -350,11 +350,11 @@ impl Gpu {
         };
         let host = &mut self.state.host;
         work(host, &mut world);
-        // What one channel released may be what others wait for.
+        // A semaphore that one channel has released may let others continue.
         host.retry(&mut world);
         for (at, get) in host.take_gets() {
             if let Ok(tables) = self.tables(r::BAR1_BLOCK) {
-                // Where it is not mapped, nobody looks.
+                // If USERD is not mapped, nobody reads it.
                 let space = Space {
                     vram: &self.vram,
                     memory: &self.memory,
@@ -365,27 +365,27 @@ impl Gpu {
         self.tell_stale("BAR1");
     }
 
-    /// When a transfer is over that takes its time.
+    /// When the delayed transfer is due.
     pub fn due(&self) -> Option<Instant> {
         self.state.host.due()
     }
 
-    /// Ends it if it is time, and goes on.
+    /// Finishes the delayed transfer if it is due, and continues.
     pub fn go_on(&mut self) {
         self.with_host(Host::go_on);
         self.interrupt();
     }
 
-    /// Sets half of the clock, and keeps the other one.
+    /// Sets one half of the clock and keeps the other.
     fn set_time(&mut self, mask: u64, value: u64) {
         let now = self.state.now();
         let time = (now & !mask) | value;
         self.state.time = self.state.time.wrapping_add(time.wrapping_sub(now));
     }
 
-    /// Where in video memory a part of the window is.
+    /// The video memory address of a register of the PRAMIN window.
     fn pramin(&self, register: u32) -> u64 {
-        // Bits 24 and 25 would choose the host's memory.
+        // Bits 24 and 25 would select host memory.
         let base = u64::from(self.state.get(r::WINDOW) & 0x00ff_ffff) << 16;
         base + u64::from(register - r::PRAMIN)
     }
@@ -401,7 +401,7 @@ impl Gpu {
                 .unknown("register", "write", r::INVALIDATE, what);
             return;
         }
-        // The register has the directory's page from bit 4 on.
+        // The directory's page number begins at bit 4 of the register.
         let aperture = match tables & 3 {
             0 => Aperture::Vram,
             _ => Aperture::System,
@@ -412,7 +412,7 @@ impl Gpu {
         };
         let is_all = what & r::INVALIDATE_ALL != 0;
         self.tlb.invalidate((!is_all).then_some(root), line);
-        // Peers know addresses in BAR1 for long.
+        // Peers keep BAR1 addresses for a long time.
         let bar1 = self.tables(r::BAR1_BLOCK);
         if let Some(tables) = bar1.ok().filter(|tables| is_all || tables.root == root) {
             let space = Space {
@@ -436,12 +436,12 @@ impl Gpu {
         Tables::of(self.space(), instance)
     }
 
-    /// Reads video memory, or what else is mapped there.
+    /// Reads through BAR1: video memory, or other mapped memory.
     pub fn bar1_read(&mut self, at: u64, data: &mut [u8]) {
         self.bar1(at, Access::Read(data));
     }
 
-    /// Writes it, and works if that was a doorbell.
+    /// Writes through BAR1, and runs the channel if the write is a doorbell.
     pub fn bar1_write(&mut self, at: u64, data: &[u8]) {
         self.bar1(at, Access::Write(data));
         let chid = self.state.host.doorbell(at, data.len());
@@ -504,18 +504,18 @@ impl Gpu {
         for what in self.tlb.take_stale() {
             self.witness.violation(&format!("{bar} at {what}"));
         }
-        // Of a channel as well: where it is does not say what is unknown.
+        // This includes pages that a channel used: an unknown kind does not name its user.
         for (kind, at) in self.tlb.take_kinds() {
             self.witness.unknown("kind", "page", kind.into(), at as u32);
         }
     }
 
-    /// Reads instance memory.
+    /// Reads instance memory through BAR2.
     pub fn bar2_read(&mut self, at: u64, data: &mut [u8]) {
         self.bar2(at, Access::Read(data));
     }
 
-    /// Writes it.
+    /// Writes instance memory through BAR2.
     pub fn bar2_write(&mut self, at: u64, data: &[u8]) {
         self.bar2(at, Access::Write(data));
     }
@@ -544,7 +544,7 @@ impl Gpu {
         }
     }
 
-    /// Sends a message if one is due.
+    /// Sends an MSI if one is due.
     fn interrupt(&mut self) {
         let state = &mut self.state;
         let is_pending = state.host.interrupts() & state.host.enabled != 0;

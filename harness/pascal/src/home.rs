@@ -1,41 +1,40 @@
-//! How long the driver waits for data that comes home: from the doorbell to the semaphore
-//! that says so.
+//! Measures how long the driver waits for copies from video memory to host memory: from the
+//! doorbell to the semaphore release.
 
 use std::time::Instant;
 
 use crate::witness::Event;
 
-/// The copies of a channel from video memory to the host's that no semaphore was released
-/// after yet.
+/// A channel's copies from video memory to host memory since its last semaphore release.
 #[derive(Default)]
 pub struct Home {
     rung: Option<Instant>,
-    /// When the doorbell of the first one was rung.
+    /// When the doorbell of the first copy was rung.
     first: Option<Instant>,
     copies: u64,
     len: u64,
 }
 
 impl Home {
-    /// The doorbell was rung.
+    /// Records a doorbell.
     pub fn ring(&mut self) {
         self.rung = Some(Instant::now());
     }
 
-    /// Data was copied.
+    /// Records a copy.
     pub fn copied(&mut self, len: u64) {
         self.first = self.first.or(self.rung);
         self.copies += 1;
         self.len += len;
     }
 
-    /// Nothing is to be said of these: the engine was slow because it was told to be.
+    /// Drops these copies: the engine was slow on purpose.
     pub fn forget(&mut self) {
         self.first = None;
         (self.copies, self.len) = (0, 0);
     }
 
-    /// A semaphore was released; what it says, if there were copies before it.
+    /// Records a semaphore release. Returns an event if there were copies before it.
     pub fn released(&mut self, chid: u32) -> Option<Event<'static>> {
         let event = self.first.map(|first| Event::Home {
             chid,

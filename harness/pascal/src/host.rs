@@ -18,19 +18,19 @@ use crate::witness::Witness;
 
 /// Bytes of each channel's USERD.
 pub const USERD_SIZE: u64 = 0x200;
-/// In it: how far the device has read the ring.
+/// In USERD: the ring's get index, which the device writes.
 const USERD_GET: u64 = 0x88;
-/// And where the ring ends; a write of it is the doorbell.
+/// In USERD: the ring's put index. A write to it is the doorbell.
 const USERD_PUT: u64 = 0x8c;
 
-/// In a channel's first register: it is bound to an instance block.
+/// In a channel's first register: the channel is bound to an instance block.
 const BOUND: u32 = 1 << 31;
-/// In its second register: start, stop, and what it reads as.
+/// In a channel's second register: start, stop, and the bit that a running channel reads as.
 const START: u32 = 0x400;
 const STOP: u32 = 0x800;
 const ENABLED: u32 = 1;
 
-/// What a page fault of the host is reported as (`gp100_fifo_mmu_fault_engine`).
+/// The unit number of the host's page faults (`gp100_fifo_mmu_fault_engine`).
 const HOST_FAULT: u32 = 0x06;
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ struct Slot {
     bound: u32,
     channel: Option<Channel>,
     is_dead: bool,
-    /// The driver has stopped it, and its transfer is still on its way.
+    /// The driver has stopped the channel while its transfer is in flight.
     is_stopped: bool,
     home: Home,
 }
@@ -49,31 +49,31 @@ impl Slot {
     }
 }
 
-/// The engine is busy with a transfer. All channels wait: they share a runlist, a PBDMA and
-/// the engine.
+/// The engine is busy with a transfer. All channels wait, as they share a runlist, a PBDMA
+/// and the engine.
 struct Busy {
     chid: u32,
-    /// Until when; without that it hangs.
+    /// When the transfer ends. None if the engine hangs.
     until: Option<Instant>,
 }
 
-/// What the PBDMA complains of. It does not go on before the driver has seen that.
+/// The error that the PBDMA reports. The PBDMA stops until the driver has acknowledged it.
 #[derive(Default)]
 pub struct Pbdma {
     /// `NV_PPBDMA_INTR_0`.
     pub pending: u32,
-    /// And which bits are let through.
+    /// The unmasked bits of `pending`.
     pub enabled: u32,
     /// The subchannel and the method.
     pub method: u32,
-    /// Its data.
+    /// The method's data.
     pub data: u32,
     /// The channel.
     pub chid: u32,
 }
 
 impl Pbdma {
-    /// Whether it has an interrupt.
+    /// Whether the PBDMA has an unmasked interrupt.
     pub fn interrupts(&self) -> bool {
         self.pending & self.enabled != 0
     }
@@ -86,35 +86,35 @@ pub struct Host {
     busy: Option<Busy>,
     /// The one PBDMA.
     pub pbdma: Pbdma,
-    /// How far rings were read, which the driver was not told yet, by the place in BAR1.
+    /// New get indexes that are not written to USERD yet, by their address in BAR1.
     gets: BTreeMap<u64, u32>,
-    /// `NV_PFIFO_INTR`, without what PBDMAs have.
+    /// `NV_PFIFO_INTR`, without the PBDMA bit.
     pub pending: u32,
-    /// And which ones are let through.
+    /// The unmasked interrupts.
     pub enabled: u32,
-    /// Where USERD is in BAR1, as the driver has written it.
+    /// The register with USERD's place in BAR1.
     pub userd: u32,
-    /// Parts that have a page fault, a bit each.
+    /// Units with a page fault, one bit each.
     pub fault_units: u32,
     faults: BTreeMap<u32, u32>,
 }
 
-/// What the host engine works with.
+/// The parts of the device that the host engine uses.
 pub struct World<'a> {
     /// Memory.
     pub space: Space<'a>,
-    /// Translations.
+    /// The TLB.
     pub tlb: &'a mut Tlb,
     /// The GPU's time.
     pub now: u64,
-    /// What the copy engine does wrong.
+    /// The requested errors of the copy engine.
     pub inject: &'a mut Inject,
     /// The log.
     pub witness: &'a mut Witness,
 }
 
 impl Host {
-    /// Reads a channel's register; `at` counts from the first channel's.
+    /// Reads a channel's register. `at`: the offset from the first channel's registers.
     pub fn read(&self, at: u32) -> u32 {
         let slot = self.slots.get(&(at / 8));
         match at % 8 {
@@ -126,7 +126,7 @@ impl Host {
         }
     }
 
-    /// Interrupts, with those of the PBDMA.
+    /// Pending interrupts, including the PBDMA's.
     pub fn interrupts(&self) -> u32 {
         let of_pbdma = if self.pbdma.interrupts() {
             FIFO_PBDMA
@@ -162,7 +162,7 @@ impl Host {
         }
         let slot = self.slots.entry(chid).or_default();
         if value & STOP != 0 && is_busy {
-            // The engine goes on with what it has, until the driver takes the channel off.
+            // The engine continues the transfer until the driver preempts the channel.
             slot.is_stopped = true;
             let what = "stopped, and a transfer of it is on its way";
             world.witness.channel(chid, what);
@@ -190,8 +190,8 @@ impl Host {
         }
     }
 
-    /// The driver takes a channel, or a group of channels, off the engine. One that it has
-    /// stopped before loses what it was about to do; another one would be next again.
+    /// Preempts a channel or a group of channels. A channel that the driver has stopped before
+    /// loses its transfer. Any other channel would run next again.
     pub fn preempt(&mut self, world: &mut World<'_>, what: u32, runlist: Runlist) {
         let chids = if what & PREEMPT_GROUP == 0 {
             vec![what & 0xfff]
@@ -220,8 +220,8 @@ impl Host {
         world.witness.channel(chid, what);
     }
 
-    /// The driver resets the copy engine. What it was about to do is lost; the channel goes
-    /// on with what comes after it.
+    /// Resets the copy engine. The transfer in flight is lost. Its channel continues with the
+    /// next command, unless the driver has stopped the channel.
     pub fn reset_engine(&mut self, world: &mut World<'_>) {
         world.inject.reset();
         let Some(Busy { chid, .. }) = self.busy.take() else {
@@ -240,12 +240,13 @@ impl Host {
         }
     }
 
-    /// When a transfer that takes its time is over.
+    /// When the delayed transfer is due.
     pub fn due(&self) -> Option<Instant> {
         self.busy.as_ref()?.until
     }
 
-    /// Ends it if it is time. The channel goes on, unless the driver has stopped it.
+    /// Finishes the delayed transfer if it is due. The channel continues, unless the driver has
+    /// stopped it.
     pub fn go_on(&mut self, world: &mut World<'_>) {
         if self.due().is_none_or(|due| due > Instant::now()) {
             return;
@@ -266,9 +267,9 @@ impl Host {
         self.faults.get(&register).copied().unwrap_or(0)
     }
 
-    /// Where in BAR1 a write is a doorbell: the channel that it is for.
+    /// The channel whose doorbell this BAR1 write rings, if any.
     pub fn doorbell(&self, at: u64, len: usize) -> Option<u32> {
-        // Bit 28: the area is in use.
+        // Bit 28: USERD is enabled.
         let base = u64::from(self.userd & 0x0fff_ffff) << 12;
         if self.userd & 1 << 28 == 0 || at < base {
             return None;
@@ -278,7 +279,7 @@ impl Host {
         (chid < CHANNELS && inside == USERD_PUT && len == 4).then_some(chid)
     }
 
-    /// The driver has more work for a channel.
+    /// Rings a channel's doorbell: the driver has added work.
     pub fn ring(&mut self, world: &mut World<'_>, chid: u32, put: u32) {
         world.witness.totals.doorbells += 1;
         let Some(slot) = self.slots.get_mut(&chid) else {
@@ -296,7 +297,7 @@ impl Host {
         self.run(world, chid);
     }
 
-    /// Looks whether channels that wait can go on, and those for which there was no time.
+    /// Retries the channels that wait for a semaphore or could not run before.
     pub fn retry(&mut self, world: &mut World<'_>) {
         let has_work = |slot: &Slot| slot.channel.as_ref().is_some_and(Channel::has_work);
         let waiting: Vec<u32> = self
@@ -310,7 +311,7 @@ impl Host {
         }
     }
 
-    /// How far rings were read, and where in BAR1 the driver looks for that.
+    /// Takes the new get indexes, by the BAR1 address at which the driver reads them.
     pub fn take_gets(&mut self) -> BTreeMap<u64, u32> {
         std::mem::take(&mut self.gets)
     }
@@ -321,7 +322,7 @@ impl Host {
         }
     }
 
-    /// Has a channel do something, and tells what came of it.
+    /// Runs `work` on a channel and handles the result.
     fn with(
         &mut self,
         world: &mut World<'_>,
@@ -371,12 +372,12 @@ impl Host {
             None => "the copy engine hangs".to_owned(),
         };
         world.witness.channel(chid, &what);
-        // One for which there is no such moment never ends.
+        // If the end time overflows, the transfer never ends.
         let until = time.and_then(|time| Instant::now().checked_add(time));
         self.busy = Some(Busy { chid, until });
     }
 
-    /// An error has ended a channel.
+    /// Ends a channel after an error.
     fn end(&mut self, world: &mut World<'_>, chid: u32, death: Death) {
         let slot = self.slots.entry(chid).or_default();
         slot.is_dead = true;
@@ -396,7 +397,8 @@ impl Host {
         self.report(unit, bound, &fault);
     }
 
-    /// Describes a command as `gf100_runq_intr()` reads it, which stops the channel.
+    /// Reports an invalid command as `gf100_runq_intr()` reads it. The driver then stops the
+    /// channel.
     fn complain(&mut self, chid: u32, bad: &Bad) {
         self.pbdma = Pbdma {
             pending: bad.interrupt,
@@ -407,7 +409,7 @@ impl Host {
         };
     }
 
-    /// Describes a page fault as `gp100_fifo_intr_mmu_fault_unit()` reads it.
+    /// Reports a page fault as `gp100_fifo_intr_mmu_fault_unit()` reads it.
     fn report(&mut self, unit: u32, bound: u32, fault: &Fault) {
         let (va, reason) = match fault {
             Fault::NoTable(va) => (*va, 0x00),
@@ -423,7 +425,7 @@ impl Host {
         self.faults.insert(at, bound & 0x0fff_ffff);
         self.faults.insert(at + 4, va as u32);
         self.faults.insert(at + 8, (va >> 32) as u32);
-        // Bit 20: of a client that is not a part of the graphics engine.
+        // Bit 20: the client is not part of the graphics engine.
         self.faults.insert(at + 12, 1 << 20 | reason);
         self.fault_units |= 1 << unit;
         self.pending |= FIFO_MMU_FAULT;

@@ -1,37 +1,37 @@
-//! What the copy engine does wrong, if whoever starts the model wants that.
+//! Errors of the copy engine that the command line requests.
 
 use std::time::Duration;
 
-/// When it does so. Transfers of all channels count, from one on.
+/// The requested errors. The transfers of all channels count, from one on.
 #[derive(Clone, Debug, Default)]
 pub struct Inject {
-    /// After so many transfers each one ends its channel.
+    /// After this many transfers, each transfer ends its channel.
     pub fails_after: Option<u64>,
-    /// After so many it hangs, until the driver resets it.
+    /// After this many transfers, the engine hangs until the driver resets it.
     pub hangs_after: Option<u64>,
-    /// The driver is told that this board has none.
+    /// The board reports that it has no copy engine.
     pub has_no_copy_engine: bool,
-    /// The transfer with this number takes so long.
+    /// The transfer with this number takes this long.
     pub slow: Option<(u64, Duration)>,
     transfers: u64,
     is_hung: bool,
 }
 
-/// What becomes of a transfer.
+/// The outcome of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is carried out at once.
+    /// The transfer happens at once.
     Works,
-    /// It fails.
+    /// The transfer fails.
     Fails,
     /// The engine hangs.
     Hangs,
-    /// It is carried out when this has passed.
+    /// The transfer happens after this time.
     Takes(Duration),
 }
 
 impl Inject {
-    /// That of the next transfer.
+    /// The outcome of the next transfer.
     pub fn fate(&mut self) -> Fate {
         if self.is_hung {
             return Fate::Hangs;
@@ -42,7 +42,7 @@ impl Inject {
             return Fate::Fails;
         }
         if is_after(self.hangs_after) {
-            // Once: a reset mends it.
+            // The engine hangs only once: a reset repairs it.
             self.hangs_after = None;
             self.is_hung = true;
             return Fate::Hangs;
@@ -53,7 +53,7 @@ impl Inject {
         }
     }
 
-    /// The engine was reset, or has lost its power.
+    /// Resets the engine, also when it loses power.
     pub fn reset(&mut self) {
         self.is_hung = false;
     }

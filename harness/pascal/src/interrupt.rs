@@ -1,41 +1,41 @@
-//! PMC: which parts want an interrupt, and when a message goes out
+//! PMC: the pending interrupts of each unit, and when the device sends an MSI
 //! (`nvkm/subdev/mc/gp100.c`, `nvkm/subdev/pci/gp100.c`).
 
-/// The parts with an interrupt, by their bit in `NV_PMC_INTR`.
+/// The bit of the host engine in `NV_PMC_INTR`.
 pub const FIFO: u32 = 1 << 8;
 
-/// Interrupts on their way to the host.
+/// State of the interrupt controller.
 #[derive(Default)]
 pub struct Pmc {
-    /// What is pending. There are two registers; nothing is in the second one.
+    /// Pending interrupts in the first of two registers. The second one is always zero.
     pub pending: u32,
     allowed: u32,
-    /// A message was sent, and the driver has not asked for the next one yet.
+    /// The device has sent an MSI, and the driver has not rearmed it yet.
     is_sent: bool,
 }
 
 impl Pmc {
-    /// The driver lets these bits through, too.
+    /// Unmasks these interrupts.
     pub fn allow(&mut self, bits: u32) {
         self.allowed |= bits;
     }
 
-    /// And no longer.
+    /// Masks these interrupts.
     pub fn block(&mut self, bits: u32) {
         self.allowed &= !bits;
     }
 
-    /// What it lets through.
+    /// The unmasked interrupts.
     pub fn allowed(&self) -> u32 {
         self.allowed
     }
 
-    /// The driver wants a message again.
+    /// Rearms the MSI.
     pub fn rearm(&mut self) {
         self.is_sent = false;
     }
 
-    /// Whether a message is to be sent now; it counts as sent.
+    /// Whether an MSI is due now. If so, it counts as sent.
     pub fn take(&mut self) -> bool {
         let is_due = self.pending & self.allowed != 0 && !self.is_sent;
         self.is_sent |= is_due;

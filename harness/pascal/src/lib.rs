@@ -1,14 +1,14 @@
 //! A model of a Pascal GPU, for the real nouveau driver in a virtual machine.
 //!
 //! QEMU's `vfio-user-pci` is its only client. An access's path, in file order:
-//! [`server`] → [`gpu`] (what each BAR is) → [`registers`], [`interrupt`], [`vbios`] →
-//! [`tlb`], [`mmu`], [`space`] (where an address leads) → [`host`] (channels), [`channel`],
-//! [`runlist`], [`commands`] (what they are to do), [`copy`] (the copy engine), [`inject`] (what it
-//! does wrong) → [`home`], [`witness`] (what the judge reads).
+//! [`server`] → [`gpu`] (the BARs) → [`registers`], [`interrupt`], [`vbios`] → [`tlb`],
+//! [`mmu`], [`space`] (address translation) → [`host`] (channels), [`channel`],
+//! [`runlist`], [`commands`] (the push buffer), [`copy`] (the copy engine), [`inject`]
+//! (errors of the copy engine) → [`home`], [`witness`] (the log for the judge).
 
 #![warn(unused_crate_dependencies)]
 
-// The program's.
+// Only the program uses clap.
 use clap as _;
 
 pub mod channel;

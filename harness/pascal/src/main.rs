@@ -38,25 +38,24 @@ struct Arguments {
     /// The VBIOS, as it is, in place of the model's own; 1 MiB at most
     #[arg(long)]
     vbios: Option<PathBuf>,
-    /// Let the copy engine fail after so many transfers: its channel ends, and so does
-    /// each other that tries
+    /// Let the copy engine fail after this many transfers: each later transfer ends its
+    /// channel
     #[arg(long)]
     transfers: Option<u64>,
-    /// Let the copy engine hang after so many transfers: nothing is done any more, and no one
-    /// is told, until the driver resets the engine
+    /// Let the copy engine hang after this many transfers: it does nothing and reports
+    /// nothing until the driver resets it
     #[arg(long)]
     hang: Option<u64>,
-    /// Let transfer N, counted from 1, take so many milliseconds. What comes after it waits
+    /// Let transfer N, counted from 1, take MS milliseconds. Later transfers wait
     #[arg(long, value_name = "N:MS", value_parser = slow)]
     slow: Option<(u64, Duration)>,
-    /// Tell the driver that the copy engine is missing
+    /// Report to the driver that the copy engine is missing
     #[arg(long)]
     no_copy_engine: bool,
-    /// Go on using each translation that was used until the driver invalidates it, as
-    /// hardware may
+    /// Cache each translation until the driver invalidates it, as hardware may
     #[arg(long)]
     tlb: bool,
-    /// Tell of channels, of what the model does not know, and of violations
+    /// Report channels, unknown registers and methods, and violations on standard error
     #[arg(long)]
     verbose: bool,
 }

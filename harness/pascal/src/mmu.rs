@@ -1,50 +1,51 @@
 //! The MMU: page tables of version 2, as `nvkm/subdev/mmu/vmmgp100.c` writes them.
 //!
-//! This is the walk; what was found before is in [`crate::tlb`].
+//! This module walks the tables. [`crate::tlb`] holds the cached translations.
 
 use crate::space::{Aperture, Fault, Place, Space};
 
-/// Where an instance block has the address of the first directory (`gf100_vmm_join_`).
+/// Offset of the root directory's address in an instance block (`gf100_vmm_join_`).
 const PAGE_DIRECTORY: u64 = 0x200;
-/// And the last address that may be used.
+/// Offset of the last valid address in an instance block.
 const LIMIT: u64 = 0x208;
 /// The tables are of version 2.
 const VERSION_2: u64 = 1 << 10;
 
-/// Entries: bit 0 of a page's.
+/// In a PTE: the page is valid.
 const VALID: u64 = 1 << 0;
-/// A page that is not valid and has this one is sparse: reads give zeros.
+/// An invalid page with this bit is sparse: it reads as zeros.
 const VOLATILE: u64 = 1 << 3;
-/// A large page that is not valid and has this one hides the small pages behind it.
+/// An invalid large page with this bit hides the small pages behind it.
 const PRIVILEGED: u64 = 1 << 5;
 const READ_ONLY: u64 = 1 << 6;
 
-/// Address bits that each directory looks at, from the last to the first one.
+/// Address bits that index each directory: the lowest bit and the number of bits, from the
+/// root down.
 const DIRECTORIES: [(u32, u32); 3] = [(47, 2), (38, 9), (29, 9)];
-/// The last directory, with entries of 16 bytes, for 2 MiB each.
+/// The last directory. Its entries have 16 bytes and cover 2 MiB each.
 const PD0: (u32, u32) = (21, 8);
 const LARGE_SHIFT: u32 = 16;
 const SMALL_SHIFT: u32 = 12;
 
-/// Page tables in use.
+/// The page tables of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tables {
-    /// The first directory.
+    /// The root directory.
     pub root: Place,
-    /// The last address.
+    /// The last valid address.
     pub limit: u64,
 }
 
-/// Where the addresses of a page lead.
+/// The translation of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// The physical address of its first byte; none if the page is sparse.
+    /// The physical address of the first byte, or none if the page is sparse.
     pub start: Option<Place>,
-    /// log2 of its size.
+    /// log2 of the size.
     pub shift: u32,
-    /// Whether it can be written.
+    /// Whether the page is writable.
     pub is_writable: bool,
-    /// How data is laid out in it; zero is one byte after the other.
+    /// The data layout. Zero is linear.
     pub kind: u8,
 }
 
@@ -53,12 +54,12 @@ impl Page {
         va & ((1 << self.shift) - 1)
     }
 
-    /// The physical address of a byte in it.
+    /// The physical address of a byte in the page.
     pub fn at(self, va: u64) -> Option<Place> {
         self.start.map(|start| start.after(self.inside(va)))
     }
 
-    /// Bytes from there to its end.
+    /// Bytes from `va` to the end of the page.
     pub fn left(self, va: u64) -> u64 {
         (1 << self.shift) - self.inside(va)
     }
@@ -68,7 +69,7 @@ fn index(va: u64, (shift, bits): (u32, u32)) -> u64 {
     (va >> shift) & ((1 << bits) - 1)
 }
 
-/// The memory that a directory's entry names; none: the entry is empty.
+/// The memory that a PDE points to, or none if the entry is empty.
 fn aperture_of_table(entry: u64) -> Option<Aperture> {
     match (entry >> 1) & 3 {
         0 => None,
@@ -77,10 +78,11 @@ fn aperture_of_table(entry: u64) -> Option<Aperture> {
     }
 }
 
-/// `low`: the entry's lowest bit that is of the address, which is shifted by four.
+/// The table that a PDE points to. `low`: the entry's lowest address bit. The entry stores
+/// the address shifted right by four.
 fn table(entry: u64, low: u32) -> Option<Place> {
     let aperture = aperture_of_table(entry)?;
-    // Bits from 54 on are not of the address.
+    // Bits from 54 on are not part of the address.
     let bits = entry & ((1 << 54) - 1);
     Some(Place {
         aperture,
@@ -89,7 +91,7 @@ fn table(entry: u64, low: u32) -> Option<Place> {
 }
 
 impl Tables {
-    /// Of an instance block.
+    /// The page tables of an instance block.
     pub fn of(space: Space<'_>, instance: u64) -> Result<Self, Fault> {
         let base = space.read_u64(Place::vram(instance).after(PAGE_DIRECTORY))?;
         let limit = space.read_u64(Place::vram(instance).after(LIMIT))?;
@@ -128,7 +130,7 @@ impl Tables {
             return page(large, va, PD0.0);
         }
         let small = space.read_u64(entry.after(8))?;
-        // A table of 32 large pages takes 256 bytes.
+        // A table of 32 large pages takes 256 bytes, so its address begins at bit 4.
         if let Some(table) = table(large, 4) {
             let at = index(va, (LARGE_SHIFT, PD0.0 - LARGE_SHIFT)) * 8;
             let entry = space.read_u64(table.after(at))?;
@@ -167,7 +169,7 @@ fn sparse(shift: u32) -> Page {
 }
 
 fn page(entry: u64, va: u64, shift: u32) -> Result<Page, Fault> {
-    // Above an address in video memory is the number of a compression tag.
+    // In video memory, the bits above the address are a compression tag number.
     let (aperture, bits) = match (entry >> 1) & 3 {
         0 => (Aperture::Vram, 33),
         1 => return Err(Fault::Peer(va)),
@@ -177,7 +179,7 @@ fn page(entry: u64, va: u64, shift: u32) -> Result<Page, Fault> {
     Ok(Page {
         start: Some(Place {
             aperture,
-            // An entry for a page of 2 MiB has no bits for what is inside of it.
+            // The address is aligned to the page size: a 2 MiB page ignores the lower bits.
             address: base & !((1 << shift) - 1),
         }),
         shift,

@@ -1,4 +1,4 @@
-//! Configuration space of a GP106, as far as nouveau and the PCI core look at it.
+//! Configuration space of a GP106: the parts that nouveau and the PCI core read.
 
 use endpoint::config::{BAR0, CAPABILITIES, Config};
 use endpoint::server::Vectors;
@@ -6,15 +6,15 @@ use vfio_bindings::bindings::vfio::VFIO_PCI_MSI_IRQ_INDEX;
 
 /// NVIDIA.
 pub const VENDOR: u16 = 0x10de;
-/// A GeForce GTX 1060: any number does that nouveau's table does not except.
+/// A GeForce GTX 1060. Any ID works unless nouveau's table has a special case for it.
 pub const DEVICE: u16 = 0x1c03;
 
 /// Registers.
 pub const BAR0_SIZE: u64 = 16 << 20;
-/// The window on instance memory, which nouveau calls BAR2, and PCI number 3.
+/// The window on instance memory. nouveau calls it BAR2; its PCI number is 3.
 pub const BAR2_SIZE: u64 = 32 << 20;
 
-/// One message.
+/// One MSI message.
 pub const VECTORS: Vectors = Vectors {
     index: VFIO_PCI_MSI_IRQ_INDEX,
     count: 1,
@@ -22,12 +22,12 @@ pub const VECTORS: Vectors = Vectors {
 
 /// Power management.
 pub const PM: usize = 0x60;
-/// The register with the power state, in its lowest two bits: 3 is D3.
+/// The register with the power state in its lowest two bits: 3 is D3.
 pub const POWER: usize = PM + 4;
 const MSI: usize = 0x68;
 const PCIE: usize = 0x78;
 
-/// After a reset.
+/// Configuration space after a reset.
 pub fn config() -> Config {
     let mut config = Config::new(VENDOR, DEVICE);
     // Revision; class: display controller, VGA.
@@ -43,7 +43,7 @@ pub fn config() -> Config {
     config.set(PM, &[0x01, MSI as u8, 0x03, 0x00]);
     config.set(POWER, &[0x08, 0x00]);
     config.allow(POWER, &[0x03, 0x01]);
-    // One message of 64 bits; QEMU has its own copy.
+    // MSI: one message, 64-bit address. QEMU has its own copy.
     config.set(MSI, &[0x05, PCIE as u8, 0x80, 0x00]);
     config.allow(MSI + 2, &[0x71, 0x00]);
     config.allow(MSI + 4, &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);

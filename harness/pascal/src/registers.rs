@@ -1,4 +1,4 @@
-//! Registers in BAR0, by the name of what nouveau does with them. Paths are below
+//! Registers in BAR0, named by how nouveau uses them. Paths are relative to
 //! `drivers/gpu/drm/nouveau/nvkm/`.
 
 /// Identity: `engine/device/base.c`.
@@ -6,27 +6,27 @@ pub const BOOT_0: u32 = 0x00_0000;
 /// GP106, revision A1.
 pub const GP106: u32 = 0x1360_00a1;
 
-/// Pending interrupts, two registers: `subdev/mc/nv04.c`.
+/// Pending interrupts, in two registers: `subdev/mc/nv04.c`.
 pub const INTR: u32 = 0x00_0100;
 /// The second one.
 pub const INTR_1: u32 = 0x00_0104;
-/// Lets interrupts through: `subdev/mc/gp100.c`.
+/// Unmasks interrupts: `subdev/mc/gp100.c`.
 pub const INTR_ALLOW: u32 = 0x00_0160;
-/// Holds them back.
+/// Masks interrupts.
 pub const INTR_BLOCK: u32 = 0x00_0180;
-/// Asks for the next message: `subdev/pci/gp100.c`.
+/// Rearms the MSI: `subdev/pci/gp100.c`.
 pub const MSI_REARM: u32 = 0x08_8704;
 
 /// The instance block of BAR1: `subdev/bar/gf100.c`.
 pub const BAR1_BLOCK: u32 = 0x00_1704;
-/// And of BAR2.
+/// The instance block of BAR2.
 pub const BAR2_BLOCK: u32 = 0x00_1714;
 /// In both: addresses are translated.
 pub const BLOCK_VIRTUAL: u32 = 1 << 31;
-/// In both: the instance block's address, by pages.
+/// In both: the instance block's page number.
 pub const BLOCK_POINTER: u32 = 0x0fff_ffff;
 
-/// What is seen through [`PRAMIN`], in units of 64 KiB: `subdev/instmem/nv50.c`.
+/// The base of the [`PRAMIN`] window, in units of 64 KiB: `subdev/instmem/nv50.c`.
 pub const WINDOW: u32 = 0x00_1700;
 /// A window on video memory.
 pub const PRAMIN: u32 = 0x70_0000;
@@ -40,7 +40,7 @@ pub const PROM_END: u32 = 0x40_0000;
 
 /// Time in nanoseconds: `subdev/timer/nv04.c`.
 pub const TIME_LOW: u32 = 0x00_9400;
-/// The upper half.
+/// The upper half of the time.
 pub const TIME_HIGH: u32 = 0x00_9410;
 
 /// Number of PBDMAs: `engine/fifo/gm200.c`.
@@ -49,80 +49,80 @@ pub const PBDMAS: u32 = 0x00_2004;
 pub const CHANNEL_COUNT: u32 = 0x00_2008;
 /// Interrupts of the host engine: `engine/fifo/gk104.c`.
 pub const FIFO_INTR: u32 = 0x00_2100;
-/// Which ones are let through.
+/// The unmasked interrupts of the host engine.
 pub const FIFO_INTR_ENABLE: u32 = 0x00_2140;
-/// A method NON_STALL_INTERRUPT was executed.
+/// In FIFO_INTR: a channel has executed NON_STALL_INTERRUPT.
 pub const FIFO_NON_STALL: u32 = 1 << 31;
-/// A page fault of a part is described in four registers.
+/// In FIFO_INTR: a unit has a page fault, which four registers describe.
 pub const FIFO_MMU_FAULT: u32 = 1 << 28;
-/// A PBDMA has an interrupt: `engine/fifo/gk104.c`.
+/// In FIFO_INTR: a PBDMA has an interrupt: `engine/fifo/gk104.c`.
 pub const FIFO_PBDMA: u32 = 1 << 29;
-/// Which PBDMA has one: `engine/fifo/gf100.c`.
+/// The PBDMAs with an interrupt: `engine/fifo/gf100.c`.
 pub const PBDMAS_INTR: u32 = 0x00_25a0;
-/// The command that a PBDMA complains of, and its data: `engine/fifo/gf100.c`. The driver
-/// writes the first one to go on.
+/// The method that caused a PBDMA interrupt: `engine/fifo/gf100.c`. The driver writes the
+/// register to let the PBDMA continue.
 pub const PBDMA_METHOD: u32 = 0x04_00c0;
-/// Its data.
+/// The data of that method.
 pub const PBDMA_DATA: u32 = 0x04_00c4;
-/// What it complains of: a bit that is written is handled.
+/// Interrupts of a PBDMA. Writing a bit clears it.
 pub const PBDMA_INTR: u32 = 0x04_0108;
-/// Which bits are let through.
+/// The unmasked interrupts of a PBDMA.
 pub const PBDMA_INTR_ENABLE: u32 = 0x04_010c;
-/// The channel that it reads.
+/// The channel that the PBDMA runs.
 pub const PBDMA_CHANNEL: u32 = 0x04_0120;
-/// Interrupts of another kind, which the model does not have: `engine/fifo/gk104.c`.
+/// Further PBDMA interrupts, which the model does not raise: `engine/fifo/gk104.c`.
 pub const PBDMA_INTR_1: u32 = 0x04_0148;
-/// In PBDMA_INTR, as all that follow: a word is no header.
+/// In PBDMA_INTR: a word is not a valid header.
 pub const PBDMA_PBENTRY: u32 = 1 << 18;
-/// A method is none.
+/// In PBDMA_INTR: a method is invalid.
 pub const PBDMA_ILLEGAL_METHOD: u32 = 1 << 21;
-/// Nor is an operation of a semaphore.
+/// In PBDMA_INTR: a semaphore operation is invalid.
 pub const PBDMA_SEMAPHORE: u32 = 1 << 25;
-/// Which parts have one: `engine/fifo/gf100.c`.
+/// The units with a page fault: `engine/fifo/gf100.c`.
 pub const FAULT_UNITS: u32 = 0x00_259c;
-/// Where the four registers of each part are: instance, address, address, what it was.
+/// Four registers for each unit: instance, address low, address high, reason.
 pub const FAULT_INFO: u32 = 0x00_2800;
 /// The first register after them.
 pub const FAULT_INFO_END: u32 = 0x00_2a00;
-/// Whether the driver has brought about a page fault of engine 0, to stop it:
-/// `engine/fifo/gf100.c`. A write, which does, is not modelled.
+/// Whether the driver has triggered a page fault of engine 0 to stop it:
+/// `engine/fifo/gf100.c`. The write that triggers it is not modelled.
 pub const FAULT_TRIGGERED: u32 = 0x00_2a30;
-/// Where in BAR1 the channels' USERD is: `engine/fifo/gk104.c`.
+/// The channels' USERD area in BAR1: `engine/fifo/gk104.c`.
 pub const USERD: u32 = 0x00_2254;
-/// Which runlists a PBDMA serves: `engine/fifo/gk104.c`.
+/// The runlists that a PBDMA serves: `engine/fifo/gk104.c`.
 pub const PBDMA_RUNLISTS: u32 = 0x00_2390;
-/// Takes a channel off its engine: `engine/fifo/gk110.c`. Bit 20: not done yet.
+/// Preempts a channel: `engine/fifo/gk110.c`. Bit 20: the preemption is pending.
 pub const PREEMPT: u32 = 0x00_2634;
-/// In it: the number is that of a group of channels.
+/// In PREEMPT: the number names a channel group.
 pub const PREEMPT_GROUP: u32 = 1 << 24;
 /// The runlist's address: `engine/fifo/gk104.c`.
 pub const RUNLIST: u32 = 0x00_2270;
-/// Its length, by which it is submitted.
+/// The runlist's length. Writing it submits the runlist.
 pub const RUNLIST_LENGTH: u32 = 0x00_2274;
 /// Two registers of each channel: `engine/fifo/gk104.c`.
 pub const CHANNELS: u32 = 0x80_0000;
 
-/// The engines there are: `subdev/top/gk104.c`.
+/// The table of engines: `subdev/top/gk104.c`.
 pub const TOP: u32 = 0x02_2700;
 /// The first register after them.
 pub const TOP_END: u32 = 0x02_2800;
-/// The bit that the copy engine would have in [`INTR`].
+/// The copy engine's bit in [`INTR`], which the model never sets.
 const CE_INTR: u32 = 5;
-/// And in [`ENABLE`].
+/// The copy engine's bit in [`ENABLE`].
 const CE_RESET: u32 = 6;
-/// Which parts are not held in reset: `subdev/mc/nv04.c`.
+/// The units that are out of reset: `subdev/mc/nv04.c`.
 pub const ENABLE: u32 = 0x00_0200;
-/// In it: the copy engine.
+/// In ENABLE: the copy engine.
 pub const ENABLE_CE: u32 = 1 << CE_RESET;
-/// What a page fault of it is reported as.
+/// The unit number of the copy engine's page faults.
 pub const CE_FAULT: u32 = 0x15;
-/// Where its registers are.
+/// The base of the copy engine's registers.
 const CE_BASE: u32 = 0x10_4000;
-/// One engine: number 0, on runlist 0, a copy engine.
+/// One engine: copy engine 0 on runlist 0.
 pub const ENGINES: [u32; 3] = [
-    // Enumeration: all of engine, runlist, interrupt, reset are given; more follows.
+    // Enumeration: engine, runlist, interrupt and reset are all valid; more follows.
     1 << 31 | CE_INTR << 15 | CE_RESET << 9 | 0x3c | 2,
-    // Data: instance 0, the fault's number is given; more follows.
+    // Data: instance 0, the fault unit is valid; more follows.
     1 << 31 | CE_BASE | CE_FAULT << 3 | 4 | 1,
     // Type: a logical copy engine.
     0x13 << 2 | 3,
@@ -130,59 +130,59 @@ pub const ENGINES: [u32; 3] = [
 
 /// The state of the MMU: `subdev/mmu/vmmgf100.c`.
 pub const MMU_CONTROL: u32 = 0x10_0c80;
-/// In it: invalidations can be queued, and none is on its way.
+/// In MMU_CONTROL: the queue has room for invalidations, and none is in flight.
 pub const MMU_READY: u32 = 0x00ff_8000;
-/// The directory to invalidate: `subdev/mmu/vmmgp100.c`.
+/// The root directory to invalidate: `subdev/mmu/vmmgp100.c`.
 pub const INVALIDATE_TABLES: u32 = 0x10_0cb8;
-/// Its upper half.
+/// The upper half of the root directory.
 pub const INVALIDATE_TABLES_HIGH: u32 = 0x10_0cec;
-/// Invalidates.
+/// Starts an invalidation.
 pub const INVALIDATE: u32 = 0x10_0cbc;
-/// In it: does so. Without it nothing happens.
+/// In INVALIDATE: start. Without this bit nothing happens.
 pub const INVALIDATE_NOW: u32 = 1 << 31;
-/// All pages. A single one is not what nouveau asks for.
+/// In INVALIDATE: all pages. nouveau never invalidates a single page.
 pub const INVALIDATE_PAGES: u32 = 1 << 0;
-/// Of all tables, and not only of those with the directory that is named.
+/// In INVALIDATE: all page tables, not only those of the named root directory.
 pub const INVALIDATE_ALL: u32 = 1 << 1;
 
 /// Size of video memory: `subdev/fb/gp102.c`.
 pub const VRAM_SIZE: u32 = 0x10_0ce0;
-/// Whether protected memory needs scrubbing, in bit 4: `subdev/fb/gp102.c`.
+/// Bit 4: protected memory needs scrubbing: `subdev/fb/gp102.c`.
 pub const SCRUB: u32 = 0x10_0cd0;
 
 /// Starts the PMU: `subdev/devinit/gm200.c`.
 pub const PMU_START: u32 = 0x10_a100;
-/// In it: start.
+/// In PMU_START: start.
 pub const PMU_START_NOW: u32 = 1 << 1;
-/// What the driver and a program of the PMU tell each other.
+/// Mailbox between the driver and a program of the PMU.
 pub const PMU_MAILBOX: u32 = 0x10_a040;
-/// In it: the program has initialised the board.
+/// In PMU_MAILBOX: the program has initialised the board.
 pub const PMU_DONE: u32 = 0x2000;
-/// Bit 1: the board was initialised: `subdev/devinit/gf100.c`.
+/// Bit 1: the board is initialised: `subdev/devinit/gf100.c`.
 pub const DEVINIT: u32 = 0x02_240c;
-/// Fuses: copy engines that are missing: `subdev/devinit/gm107.c`.
+/// Fuses: the missing copy engines: `subdev/devinit/gm107.c`.
 pub const FUSE_CE: u32 = 0x02_1c00;
-/// Fuses: in bit 0, whether the display is missing.
+/// Fuses: bit 0: the display is missing.
 pub const FUSE_DISPLAY: u32 = 0x02_1c04;
 
-/// Parts of the level 2 cache: `subdev/ltc/gp100.c`.
+/// Number of level 2 cache partitions: `subdev/ltc/gp100.c`.
 pub const LTC_COUNT: u32 = 0x12_006c;
-/// Slices of each, from bit 28 on: `subdev/ltc/gp100.c`.
+/// Slices of each partition, from bit 28 on: `subdev/ltc/gp100.c`.
 pub const LTC_SLICES: u32 = 0x17_e280;
 
-/// Entries of the buffer for page faults that can be replayed: `subdev/fault/gp100.c`.
+/// Entries of the replayable fault buffer: `subdev/fault/gp100.c`.
 pub const FAULT_ENTRIES: u32 = 0x00_2a78;
 
-/// Registers that read as what was written, and have no effect; the first and the last.
-/// What is not written reads as zero.
+/// Ranges of registers, first and last, that keep the written value and have no effect. They
+/// read as zero until written.
 const STORED: &[(u32, u32)] = &[
     // Strap, crystal: engine/device/base.c, subdev/fb/base.c.
     (0x10_1000, 0x10_1000),
-    // The second half of the identity: engine/device/base.c.
+    // The second identity register: engine/device/base.c.
     (0x00_0004, 0x00_0004),
-    // Interrupts by the old way, enable bits of parts: subdev/mc/nv04.c, nv50.c.
+    // Legacy interrupts, enable bits of units: subdev/mc/nv04.c, nv50.c.
     (0x00_0140, 0x00_0144),
-    // Lets interrupts of the second register through, where none are: subdev/mc/gp100.c.
+    // Masks of the second interrupt register, which is always zero: subdev/mc/gp100.c.
     (0x00_0164, 0x00_0164),
     (0x00_0184, 0x00_0184),
     (0x00_0200, 0x00_0204),
@@ -200,19 +200,19 @@ const STORED: &[(u32, u32)] = &[
     (0x00_9140, 0x00_9140),
     (0x00_9200, 0x00_9210),
     (0x00_9420, 0x00_9420),
-    // The runlist, of which the model reads only the groups: engine/fifo/gk104.c.
+    // The runlist. The model reads only its groups: engine/fifo/gk104.c.
     (0x00_2270, 0x00_228c),
     // Scheduling of runlists: engine/fifo/gk104.c.
     (0x00_262c, 0x00_2630),
-    // What engines are busy with: engine/fifo/gk104.c.
+    // Status of the engines: engine/fifo/gk104.c.
     (0x00_2640, 0x00_267c),
     // Interrupts of runlists, of binding, of channel switches: engine/fifo/gk104.c.
     (0x00_252c, 0x00_256c),
     (0x00_2a00, 0x00_2a04),
-    // The buffer for page faults, which stays empty: subdev/fault/gp100.c.
+    // The fault buffer, which stays empty: subdev/fault/gp100.c.
     (0x00_2a70, 0x00_2a74),
     (0x00_2a7c, 0x00_2a80),
-    // What else a PBDMA has: engine/fifo/gf100.c, gk104.c, gk208.c.
+    // Other PBDMA registers: engine/fifo/gf100.c, gk104.c, gk208.c.
     (0x04_0100, 0x04_0160),
     // Configuration space, and whether the ROM is shadowed: subdev/pci/base.c; the
     // register that `nouveau_pmops_runtime_resume()` writes.
@@ -223,7 +223,7 @@ const STORED: &[(u32, u32)] = &[
     // GPIO: subdev/gpio/gk104.c.
     (0x00_dc00, 0x00_dc08),
     (0x00_dc80, 0x00_dc88),
-    // Interrupts of I2C: subdev/i2c/gk104.c.
+    // I2C interrupts: subdev/i2c/gk104.c.
     (0x00_dc60, 0x00_dc68),
     // The frame buffer: subdev/fb/gf100.c, gm200.c, gp100.c, ramgp100.c.
     (0x10_0c10, 0x10_0c14),
@@ -240,24 +240,24 @@ const STORED: &[(u32, u32)] = &[
     (0x10_a180, 0x10_a188),
     (0x10_a1c0, 0x10_a1c4),
     (0x10_a3c0, 0x10_a3c0),
-    // Clearing of the level 2 cache's tables: subdev/ltc/gm107.c, gp102.c.
+    // Clearing of the level 2 cache's tag RAM: subdev/ltc/gm107.c, gp102.c.
     (0x17_e204, 0x17_e204),
     (0x17_e338, 0x17_e34c),
-    // Index and data of a VGA's CRTC: subdev/bios, engine/disp/vga.c.
+    // Index and data of the VGA CRTC: subdev/bios, engine/disp/vga.c.
     (0x60_13c0, 0x60_13d8),
 ];
 
-/// Whether a register reads as what was written.
+/// Whether a register keeps the written value.
 pub fn is_stored(register: u32) -> bool {
     let is_in = |(first, last): &(u32, u32)| (*first..=*last).contains(&register);
     STORED.iter().any(is_in)
 }
 
-/// Less video memory is of no use: nouveau takes 256 MiB for pages of device private memory
-/// at once, besides what it needs itself.
+/// The minimum of video memory. nouveau allocates 256 MiB for device private pages at once,
+/// and needs memory for itself.
 pub const VRAM_MIN: u64 = 512 << 20;
 
-/// The size of video memory as [`VRAM_SIZE`] has it; none if it cannot say that.
+/// The value of [`VRAM_SIZE`] for a size, or none if the register cannot express it.
 pub fn vram_size(bytes: u64) -> Option<u32> {
     (0..16u32).find_map(|scale| {
         let unit = 1u64 << (scale + 20);

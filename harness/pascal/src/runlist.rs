@@ -1,20 +1,20 @@
-//! The runlist that the driver has submitted: which channels are in which group
-//! (`engine/fifo/gk110.c`, `gp100.c`). The model does not schedule by it; but nouveau stops
-//! groups, and the number of a group is not that of its channel.
+//! The runlist that the driver has submitted: the channels of each group
+//! (`engine/fifo/gk110.c`, `gp100.c`). The model does not schedule by it, but nouveau
+//! preempts groups, and a group and its channel have different numbers.
 
 use crate::space::{Aperture, Place, Space};
 
-/// Channels. A device has 4096; memory for each is taken from BAR1.
+/// Number of channels. Hardware has 4096, and each takes memory from BAR1.
 pub const CHANNELS: u32 = 64;
 
-/// In the first word of an entry: the number of what it is for.
+/// In the first word of an entry: the number of the channel or group.
 const NUMBER: u32 = 0xfff;
-/// It begins a group; the channels of the group follow, their count is from bit 26 on.
+/// The entry begins a group. The group's channels follow; their count starts at bit 26.
 const GROUP: u32 = 1 << 13;
 const GROUP_COUNT: u32 = 26;
 const ENTRY: u64 = 8;
 
-/// A runlist as its two registers say where it is.
+/// A runlist, as its two registers describe it.
 #[derive(Clone, Copy, Debug)]
 pub struct Runlist {
     start: Place,
@@ -22,7 +22,7 @@ pub struct Runlist {
 }
 
 impl Runlist {
-    /// `address`, `length`: what `gk104_runl_commit()` writes.
+    /// `address`, `length`: the values that `gk104_runl_commit()` writes.
     pub fn new(address: u32, length: u32) -> Self {
         let aperture = match address >> 28 {
             0 => Aperture::Vram,
@@ -33,7 +33,7 @@ impl Runlist {
                 aperture,
                 address: u64::from(address & 0x0fff_ffff) << 12,
             },
-            // A driver may say anything. Each channel has a group of its own at most.
+            // The driver may write any length. At most, each channel has its own group.
             entries: u64::from(length & 0xf_ffff).min(2 * u64::from(CHANNELS)),
         }
     }
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn a_group_has_the_channels_that_follow_it() {
         let board = Board::new();
-        // gk110_runl_insert_cgrp(), gp100_runl_insert_chan(), which has the instance, too.
+        // As gk110_runl_insert_cgrp() and gp100_runl_insert_chan(), which also writes the instance.
         let group = |count: u64, id: u64| count << 26 | 128 << 18 | 3 << 14 | 0x2000 | id;
         let list = [group(1, 7), 2 | 5 << 32, group(2, 4), 7, 9 | 1 << 14];
         for start in [Place::vram(0x5000), ram(0x2000)] {
@@ -86,7 +86,7 @@ mod tests {
             assert_eq!(channels(4, 4), [7]);
             assert!(channels(0, 7).is_empty());
         }
-        // Nothing is there.
+        // No memory is there.
         let nowhere = Runlist::new(0x0fff_ffff, !0);
         assert!(nowhere.channels(board.space(), 0).is_empty());
     }

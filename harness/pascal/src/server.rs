@@ -1,6 +1,6 @@
-//! vfio-user: what QEMU asks. All is done before the answer, so there is one thread; but a
-//! transfer that takes its time, as was asked for, is over when nobody asks for anything,
-//! and has a thread to wait for that.
+//! Handles QEMU's vfio-user requests. One thread suffices for these: each request is done
+//! before its answer. A second thread finishes transfers that `--slow` delays, as they may
+//! end when no request arrives.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use vfio_user::{DmaMapFlags, DmaUnmapFlags, Server, ServerBackend};
 use crate::gpu::Gpu;
 use crate::pci::{BAR0_SIZE, BAR2_SIZE, VECTORS};
 
-/// Listens. `bar1`: its size.
+/// Listens on `socket`. `bar1`: the size of BAR1.
 pub fn listen(socket: &Path, bar1: u64) -> Result<Server> {
     let bars = [
         (VFIO_PCI_BAR0_REGION_INDEX, BAR0_SIZE),
@@ -30,7 +30,7 @@ pub fn listen(socket: &Path, bar1: u64) -> Result<Server> {
     server::listen(socket, &bars, VECTORS)
 }
 
-/// What nouveau calls the BAR of a region: BAR1 is of 64 bits, and BAR2 comes after it.
+/// nouveau's name for the BAR of a region. BAR1 has 64 bits, so PCI BAR 3 is its BAR2.
 fn bar(region: u32) -> &'static str {
     match region {
         VFIO_PCI_BAR0_REGION_INDEX => "BAR0",
@@ -39,24 +39,24 @@ fn bar(region: u32) -> &'static str {
     }
 }
 
-/// The device, as vfio-user sees it, and the thread that waits.
+/// The device, shared by the vfio-user server and the thread that finishes transfers.
 #[derive(Clone)]
 pub struct Served(Arc<Shared>);
 
 struct Shared {
     gpu: Mutex<Gpu>,
-    /// Something was written, or QEMU has gone.
+    /// Signals that a region was written or that QEMU has disconnected.
     changed: Condvar,
-    /// QEMU has gone. It is written with the device locked, so that the thread does not miss
-    /// it between a look and its sleep.
+    /// QEMU has disconnected. The flag is set with the device locked, so the thread cannot miss
+    /// it between its check and its sleep.
     is_over: AtomicBool,
 }
 
-/// Each thread that panics ends the model.
+/// A panic in any thread ends the model.
 const NO_PANIC: &str = "no thread that panicked goes on";
 
 impl Served {
-    /// To be served.
+    /// Wraps the device for the server.
     pub fn new(gpu: Gpu) -> Self {
         Self(Arc::new(Shared {
             gpu: Mutex::new(gpu),
@@ -70,7 +70,7 @@ impl Served {
         self.0.gpu.lock().expect(NO_PANIC)
     }
 
-    /// Ends each transfer that takes its time, until QEMU has gone.
+    /// Finishes each delayed transfer when it is due, until QEMU disconnects.
     pub fn wait(&self) {
         let Shared {
             changed, is_over, ..
@@ -91,7 +91,7 @@ impl Served {
         }
     }
 
-    /// QEMU has gone.
+    /// Stops the thread after QEMU has disconnected.
     pub fn stop(&self) {
         let gpu = self.gpu();
         self.0.is_over.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Physical addresses: video memory, and the host's memory as the GPU reaches it by DMA.
+//! Physical addresses: video memory, and host memory, which the GPU reaches by DMA.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,22 +12,22 @@ use anyhow::{Context, Result};
 use endpoint::memory::Memory;
 use serde::Serialize;
 
-/// Which memory an address is in.
+/// The memory of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Aperture {
     /// Video memory.
     Vram,
-    /// The host's memory, by bus address.
+    /// Host memory, by bus address.
     System,
 }
 
 /// A physical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Place {
-    /// Where.
+    /// The memory.
     pub aperture: Aperture,
-    /// The address there.
+    /// The address in that memory.
     pub address: u64,
 }
 
@@ -40,7 +40,7 @@ impl Place {
         }
     }
 
-    /// Bytes further on. It wraps around as a counter would; nothing is there.
+    /// The place `bytes` further on. The address may wrap around; no memory is there.
     pub fn after(self, bytes: u64) -> Self {
         Self {
             address: self.address.wrapping_add(bytes),
@@ -59,24 +59,24 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why something could not be reached.
+/// Why an access failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A page directory has no entry for this address.
     NoTable(u64),
     /// A page table has no valid entry for this address.
     NoPage(u64),
-    /// Above what the instance block allows.
+    /// The address is above the instance block's limit.
     Limit(u64),
-    /// A write to a page that is read-only.
+    /// A write to a read-only page.
     ReadOnly(u64),
     /// The entry names the memory of another GPU.
     Peer(u64),
-    /// The instance block is not of this GPU's second version of page tables.
+    /// The instance block does not select version 2 of the page tables.
     Version(u64),
-    /// Whoever started the model wants it to fail.
+    /// The command line requested the failure.
     Injected,
-    /// Nothing is at a physical address.
+    /// No memory is at the physical address.
     Nothing(Place, String),
 }
 
@@ -96,16 +96,16 @@ impl fmt::Display for Fault {
 }
 
 const BLOCK: u64 = 4096;
-/// More than the tables of what nouveau maps at a time.
+/// Limit of cached blocks: more than the page tables that nouveau uses at a time.
 const CACHED_BLOCKS: usize = 256;
 
-/// Blocks of a file of which something small was read, for which a system call each
-/// time would take too long: an access by a BAR reads up to eight entries of page tables.
+/// A cache of file blocks for small reads. An access through a BAR reads up to eight page
+/// table entries, and a system call for each would take too long.
 #[derive(Default)]
 struct Cache(Mutex<HashMap<u64, Box<[u8; BLOCK as usize]>>>);
 
 impl Cache {
-    /// Reads bytes inside of one block.
+    /// Reads bytes within one block.
     fn read(&self, file: &File, address: u64, data: &mut [u8]) -> io::Result<()> {
         let mut blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (block, at) = (address / BLOCK, (address % BLOCK) as usize);
@@ -121,7 +121,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Forgets the blocks of these bytes, which have changed.
+    /// Drops the blocks of these bytes, which have changed.
     fn forget(&self, address: u64, len: usize) {
         let mut blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let end = address + len as u64;
@@ -144,7 +144,7 @@ pub struct Vram {
 }
 
 impl Vram {
-    /// In a file of that name, or in one without a name.
+    /// Video memory in the file at `path`, or in an unnamed file.
     pub fn new(path: Option<&Path>, size: u64) -> Result<Self> {
         let file = match path {
             Some(path) => OpenOptions::new()
@@ -166,7 +166,7 @@ impl Vram {
         })
     }
 
-    /// That of a model which runs, to look at it from outside.
+    /// Opens the video memory of a running model, to inspect it from outside.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let size = file.metadata()?.len();
@@ -177,12 +177,12 @@ impl Vram {
         })
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Loses what is in it.
+    /// Clears the memory.
     pub fn clear(&mut self) -> io::Result<()> {
         self.cache = Some(Cache::default());
         self.file.set_len(0)?;
@@ -211,7 +211,7 @@ impl Vram {
     /// Writes.
     pub fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
         self.check(address, data.len())?;
-        // A write that fails may have written a part.
+        // A failed write may have written a part.
         let written = self.file.write_all_at(data, address);
         if let Some(cache) = &self.cache {
             cache.forget(address, data.len());
@@ -220,12 +220,12 @@ impl Vram {
     }
 }
 
-/// All that has a physical address.
+/// The physical address space.
 #[derive(Clone, Copy)]
 pub struct Space<'a> {
     /// Video memory.
     pub vram: &'a Vram,
-    /// The host's.
+    /// Host memory.
     pub memory: &'a Memory,
 }
 
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a model of 64 KiB is asked to do: write (address, byte, length), or read.
+    /// Accesses to 64 KiB of video memory: address, the byte to write or none to read, length.
     fn accesses() -> impl Strategy<Value = Vec<(u64, Option<u8>, usize)>> {
         let len = prop_oneof![1..=8_usize, 1..=20_000_usize];
         let access = (0..0x1_0000_u64, proptest::option::of(any::<u8>()), len);

@@ -1,4 +1,4 @@
-//! For tests: memory, and a driver's hand that writes page tables and commands.
+//! Test support: memory, and functions that write page tables and commands as a driver does.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,18 +9,18 @@ use crate::space::{Aperture, Place, Space, Vram};
 
 /// Bytes of video memory.
 pub const VRAM: u64 = 64 << 20;
-/// The host's memory, by bus address.
+/// Bus address of host memory.
 pub const RAM_AT: u64 = 0x1000_0000;
-/// Its size.
+/// Size of host memory.
 pub const RAM: u64 = 4 << 20;
 
-/// Bits of entries, as `vmmgp100.c` has them.
+/// Bits of page table entries, as in `vmmgp100.c`.
 pub const VALID: u64 = 1 << 0;
 pub const VOLATILE: u64 = 1 << 3;
 pub const PRIVILEGED: u64 = 1 << 5;
 pub const READ_ONLY: u64 = 1 << 6;
 
-/// A place in the host's memory.
+/// A place in host memory.
 pub fn ram(offset: u64) -> Place {
     Place {
         aperture: Aperture::System,
@@ -28,7 +28,7 @@ pub fn ram(offset: u64) -> Place {
     }
 }
 
-/// Memory of both kinds.
+/// Video memory and host memory.
 pub struct Board {
     pub vram: Vram,
     pub memory: Memory,
@@ -59,7 +59,7 @@ impl Board {
         }
     }
 
-    /// Memory for tables: zeros, aligned to 4 KiB.
+    /// Allocates zeroed memory for tables, aligned to 4 KiB.
     pub fn alloc(&mut self) -> Place {
         let place = Place::vram(self.next);
         self.next += 0x1000;
@@ -80,7 +80,7 @@ impl Board {
         data
     }
 
-    /// An instance block with empty tables: where it is, and the first directory.
+    /// An instance block with empty tables. Returns the block and the first directory.
     pub fn instance(&mut self, limit: u64) -> (Place, Place) {
         let (instance, root) = (self.alloc(), self.alloc());
         // 64 KiB is the larger page size.
@@ -89,7 +89,7 @@ impl Board {
         (instance, root)
     }
 
-    /// The table that an entry names; a new one if there is none.
+    /// The table that an entry points to. Creates one if the entry is empty.
     fn below(&mut self, entry: Place) -> Place {
         let old = self.get(entry);
         if old & 6 != 0 {
@@ -100,7 +100,7 @@ impl Board {
         table
     }
 
-    /// Where the entry for a page of this size is.
+    /// The place of the PTE for a page of this size.
     pub fn entry(&mut self, root: Place, va: u64, shift: u32) -> Place {
         let mut table = root;
         for (level, bits) in [(47, 2), (38, 9), (29, 9)] {

@@ -1,11 +1,11 @@
-//! The translation cache. Hardware may use a translation until the driver invalidates
-//! it, whatever the page tables say by then.
+//! The TLB. Hardware may use a cached translation until the driver invalidates it, even if
+//! the page tables have changed.
 //!
-//! By itself the model goes where the tables lead, and only tells of a translation that a
-//! cache might still have had. With `--tlb` the old translation is used, as the worst
-//! hardware would: the driver then finds its data in the wrong place.
+//! By default the model follows the page tables and only reports a translation that a TLB
+//! could still hold. With `--tlb` the model uses the old translation, as the worst hardware
+//! would, and the driver finds its data in the wrong place.
 //!
-//! A translation is kept after it was invalidated, for a violation to tell what an address
+//! The model keeps invalidated translations, so that a violation can report what an address
 //! was.
 
 use std::collections::{HashMap, HashSet};
@@ -15,40 +15,41 @@ use std::time::Instant;
 use crate::mmu::{Page, Tables};
 use crate::space::{Fault, Place, Space};
 
-/// log2 of the sizes that a page can have; the last three are of sparse ones.
+/// log2 of the possible page sizes. The last three are for sparse pages.
 const SHIFTS: [u32; 6] = [12, 16, 21, 29, 38, 47];
 
-/// A translation that was used.
+/// A cached translation.
 struct Entry {
     page: Page,
-    /// When it was used for the first and for the last time, in microseconds. The first
-    /// one is that of the mapping, not that since an invalidation.
+    /// The times of the first and the last use, in microseconds. The first use counts from the
+    /// mapping, not from the last invalidation.
     first: u128,
     last: u128,
-    /// The numbers of its parts of 4 KiB that were used.
+    /// The numbers of the used 4 KiB parts.
     parts: HashSet<u64>,
-    /// How often the tables had been invalidated.
+    /// The number of invalidations before the entry was cached.
     invalidations: usize,
-    /// The first invalidation by which the tables led elsewhere, or nowhere: its line.
+    /// The log line of the first invalidation at which the tables no longer had this
+    /// translation.
     gone: Option<u64>,
 }
 
-/// What is known of some tables.
+/// The history of one set of page tables.
 #[derive(Default)]
-struct Known {
-    /// By log2 of the size, and number.
+struct History {
+    /// Entries by log2 of the page size and by page number.
     pages: HashMap<(u32, u64), Entry>,
-    /// The lines of the log that tell of an invalidation.
+    /// The log lines of the invalidations.
     invalidations: Vec<u64>,
 }
 
-impl Known {
+impl History {
     fn entries(&self, va: u64) -> impl Iterator<Item = &Entry> {
         let at = move |shift| self.pages.get(&(shift, va >> shift));
         SHIFTS.into_iter().filter_map(at)
     }
 
-    /// What a cache would have.
+    /// The entry that a TLB could still hold.
     fn valid(&mut self, va: u64) -> Option<&mut Entry> {
         let now = self.invalidations.len();
         let is_valid = |entry: &&Entry| entry.invalidations == now;
@@ -56,7 +57,7 @@ impl Known {
         self.pages.get_mut(&(shift, va >> shift))
     }
 
-    /// What an address was.
+    /// Describes the last translation of an address.
     fn history(&self, va: u64) -> String {
         let invalidated = match self.invalidations.last() {
             Some(line) => format!("invalidated last in line {line}"),
@@ -94,27 +95,27 @@ impl Known {
     }
 }
 
-/// Translations, by the tables' first directory.
+/// The TLB: translations by the page tables' root directory.
 pub struct Tlb {
-    /// Old translations lead, and not the tables.
+    /// Whether cached translations take precedence over the page tables (`--tlb`).
     pub is_used: bool,
     begin: Instant,
-    tables: HashMap<Place, Known>,
+    tables: HashMap<Place, History>,
     stale: Vec<String>,
     kinds: Vec<(u8, u64)>,
 }
 
-/// Where an address leads.
+/// The translation of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The page.
     pub page: Page,
-    /// It was not used since the last invalidation.
+    /// Whether this is the first use since the last invalidation.
     pub is_first: bool,
 }
 
 impl Tlb {
-    /// An empty one; `begin`: from when on microseconds count.
+    /// An empty TLB. `begin`: the time from which microseconds count.
     pub fn new(begin: Instant) -> Self {
         Self {
             is_used: false,
@@ -125,13 +126,13 @@ impl Tlb {
         }
     }
 
-    /// The power was off.
+    /// Drops all entries, as after power off.
     pub fn forget(&mut self) {
         self.tables.clear();
     }
 
-    /// The driver has invalidated the translations of the tables with this directory, or
-    /// all. `line`: where the log says so.
+    /// Invalidates the translations of the tables with this root directory, or all. `line`: the
+    /// invalidation's log line.
     pub fn invalidate(&mut self, root: Option<Place>, line: u64) {
         for (at, known) in &mut self.tables {
             if root.is_none_or(|root| root == *at) {
@@ -140,7 +141,7 @@ impl Tlb {
         }
     }
 
-    /// Marks what is gone from these tables, which were invalidated.
+    /// Marks the entries that these tables no longer map. Called after an invalidation.
     pub fn look(&mut self, tables: &Tables, space: Space<'_>, line: u64) {
         let Some(known) = self.tables.get_mut(&tables.root) else {
             return;
@@ -152,19 +153,18 @@ impl Tlb {
         }
     }
 
-    /// What an address was when it was used last, for people.
+    /// Describes, for people, the translation of an address at its last use.
     pub fn history(&self, tables: &Tables, va: u64) -> String {
         let known = self.tables.get(&tables.root);
-        known.unwrap_or(&Known::default()).history(va)
+        known.unwrap_or(&History::default()).history(va)
     }
 
-    /// What was stale since this was asked last.
+    /// The stale uses since the last call.
     pub fn take_stale(&mut self) -> Vec<String> {
         std::mem::take(&mut self.stale)
     }
 
-    /// The kinds of pages that were found since this was asked last, other than zero, and
-    /// an address of each.
+    /// The nonzero page kinds found since the last call, and an address of each.
     pub fn take_kinds(&mut self) -> Vec<(u8, u64)> {
         std::mem::take(&mut self.kinds)
     }
@@ -199,7 +199,7 @@ impl Tlb {
         let found = if self.is_used {
             page
         } else {
-            // Who has asked tells of a fault.
+            // The caller reports a fault.
             let new = walked?;
             known.pages.remove(&(page.shift, va >> page.shift));
             known.insert(new, va, now);
@@ -215,8 +215,8 @@ impl Tlb {
         })
     }
 
-    /// Calls `each` for what is in one page, with its virtual address, and the part of
-    /// `len` bytes.
+    /// Calls `each` for each piece that lies in one page, with its virtual address and its
+    /// range within the `len` bytes.
     pub fn pieces(
         &mut self,
         tables: &Tables,
@@ -239,7 +239,7 @@ impl Tlb {
         Ok(())
     }
 
-    /// Where the first byte is.
+    /// The physical place of the first byte.
     pub fn place(
         &mut self,
         tables: &Tables,

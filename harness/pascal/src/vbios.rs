@@ -1,8 +1,8 @@
-//! The VBIOS: one of the model's own, which is what nouveau does not start without, and no
-//! more; or that of a file.
+//! The VBIOS: either the model's own minimal image or a file. The own image has only what
+//! nouveau needs to start.
 //!
-//! There are no scripts in the model's own. The device is as if they had been run, so the tables of
-//! the display, of clocks, of voltages are missing, and nouveau goes on without them.
+//! The own image has no scripts, because the device starts initialised. It has no tables for
+//! display, clocks or voltages, and nouveau works without them.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,13 +13,13 @@ use anyhow::{Context, Result, bail};
 use crate::pci::{DEVICE, VENDOR};
 use crate::registers::{PROM, PROM_END};
 
-/// Bytes. `shadow_image()` in `bios/shadow.c` reads at least this much.
+/// Size in bytes. `shadow_image()` in `bios/shadow.c` reads at least this much.
 pub const SIZE: usize = 4096;
 
-/// More does not fit into the window that the driver reads.
+/// Maximum size: the window that the driver reads.
 const LIMIT: u64 = (PROM_END - PROM) as u64;
 
-/// Where the parts are.
+/// Offsets of the parts.
 const PCIR: usize = 0x40;
 const BIT: usize = 0x80;
 const VERSION: usize = 0x100;
@@ -28,10 +28,10 @@ const PERFORMANCE: usize = 0x140;
 const PMU: usize = 0x1c0;
 const PMU_TABLE: usize = 0x1d0;
 const RAM_MAP: usize = 0x200;
-/// What the table of PMU programs points to: not run, as the device is initialised.
+/// The program of the PMU table. It never runs, as the device starts initialised.
 const PMU_PROGRAM: usize = 0x240;
 
-/// An entry of the table of tables (`bios/bit.c`).
+/// An entry of the BIT, the table of tables (`bios/bit.c`).
 struct Entry {
     id: u8,
     version: u8,
@@ -39,12 +39,12 @@ struct Entry {
     offset: usize,
 }
 
-/// That of a file, as it is: whether it is a good one is for the driver to say.
+/// Reads an image from a file, without checks. The driver decides whether it is valid.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     let mut image = Vec::new();
     let named = || path.display().to_string();
     let file = File::open(path).with_context(named)?;
-    // A file may be one that does not end.
+    // The file may be endless, such as a device.
     let read = file.take(LIMIT + 1).read_to_end(&mut image);
     let read = read.with_context(named)?;
     if read as u64 > LIMIT {
@@ -54,12 +54,12 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
             LIMIT >> 10
         );
     }
-    // What the driver reads is of four bytes each.
+    // The driver reads words of four bytes.
     image.resize(read.next_multiple_of(4), 0xff);
     Ok(image)
 }
 
-/// The model's own.
+/// The model's own image.
 pub fn image() -> Vec<u8> {
     let mut image = vec![0; SIZE];
     let mut set = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -67,7 +67,7 @@ pub fn image() -> Vec<u8> {
     // The header of an expansion ROM (`bios/image.c`).
     set(0, &[0x55, 0xaa, (SIZE / 512) as u8]);
     set(0x18, &(PCIR as u16).to_le_bytes());
-    // Its data structure (`bios/pcir.c`): the size, a program for x86, the last image.
+    // The PCI data structure (`bios/pcir.c`): the size, code type x86, the last image.
     set(PCIR, b"PCIR");
     set(PCIR + 0x04, &VENDOR.to_le_bytes());
     set(PCIR + 0x06, &DEVICE.to_le_bytes());
@@ -78,28 +78,28 @@ pub fn image() -> Vec<u8> {
 
     let entries = [
         // The version (`bios/base.c`). `parse_bit_i_tbl_entry()` of `nouveau_bios.c`
-        // wants this length.
+        // requires this length.
         Entry {
             id: b'i',
             version: 2,
             length: 15,
             offset: VERSION,
         },
-        // Scripts: `gm200_devinit_post()` wants version 1 of at least this length.
+        // Scripts: `gm200_devinit_post()` requires version 1 and at least this length.
         Entry {
             id: b'I',
             version: 1,
             length: 0x1c,
             offset: INIT,
         },
-        // Performance: `gp100_ram_init()` wants the RAM map (`bios/rammap.c`).
+        // Performance: `gp100_ram_init()` requires the RAM map (`bios/rammap.c`).
         Entry {
             id: b'P',
             version: 2,
             length: 0x80,
             offset: PERFORMANCE,
         },
-        // Programs of the PMU: `gm200_devinit_post()` wants number 4 (`bios/pmu.c`).
+        // PMU programs: `gm200_devinit_post()` requires number 4 (`bios/pmu.c`).
         Entry {
             id: b'p',
             version: 2,
@@ -115,7 +115,8 @@ pub fn image() -> Vec<u8> {
         set(at + 2, &entry.length.to_le_bytes());
         set(at + 4, &(entry.offset as u16).to_le_bytes());
     }
-    // Its major number, the fourth byte, is 0: `nouveau_bios_init()` runs no scripts then.
+    // The version's major number, the fourth byte, is 0, so `nouveau_bios_init()` runs no
+    // scripts.
     set(VERSION, &[0x01, 0x00, 0x06, 0x00]);
     set(PERFORMANCE + 4, &(RAM_MAP as u32).to_le_bytes());
     // Version, length of this header, length and number of entries; no scripts at +14.

@@ -1,5 +1,4 @@
-//! The witness: writes down what the device did, in the order in which it did it, for a
-//! judge to read: a line of JSON each.
+//! The witness: logs the device's actions in order for the judge, one line of JSON each.
 
 use std::collections::HashSet;
 use std::ops::Not;
@@ -12,64 +11,64 @@ use serde::Serialize;
 
 use crate::space::Place;
 
-/// What happened.
+/// An event in the log.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event<'a> {
-    /// A driver asks what device this is, for the first time since it has power.
+    /// A driver reads the device's identity for the first time since power on.
     Probe,
-    /// A register, a method, or a kind of page that the model does not know: told once.
+    /// A register, method or page kind that the model does not know. Logged once.
     Unknown {
         /// `register`, `method` or `kind`.
         kind: &'a str,
-        /// `read` or `write`; `page` of a kind.
+        /// `read` or `write`, or `page` for a kind.
         dir: &'a str,
-        /// Its address, or its number.
+        /// The address, or the number.
         at: u32,
-        /// What was written; the lower half of an address in such a page.
+        /// The written value. For a kind, the lower half of an address in such a page.
         value: u32,
     },
     /// A channel began or ended.
     Channel {
-        /// Its number.
+        /// The channel's number.
         chid: u32,
-        /// What became of it.
+        /// What happened to the channel.
         what: &'a str,
     },
     /// The copy engine moved data.
     Copy {
         /// The channel.
         chid: u32,
-        /// From, a virtual address if it has no place.
+        /// The source. A virtual address if it has no physical place.
         from: Place,
-        /// To.
+        /// The destination.
         to: Place,
         /// Bytes.
         len: u64,
-        /// It was not done before the doorbell was answered, as was asked for.
+        /// The copy was delayed on request, so it was not done when the doorbell was answered.
         #[serde(skip_serializing_if = "Not::not")]
         late: bool,
     },
-    /// A semaphore was released after copies from video memory to the host's.
+    /// A semaphore was released after copies from video memory to host memory.
     Home {
         /// The channel.
         chid: u32,
-        /// How many.
+        /// The number of copies.
         copies: u64,
         /// Bytes of all of them.
         len: u64,
-        /// Microseconds since the doorbell of the first one.
+        /// Microseconds since the doorbell of the first copy.
         took_us: u128,
     },
     /// The copy engine filled memory.
     Fill {
         /// The channel.
         chid: u32,
-        /// What memory.
+        /// The destination.
         to: Place,
         /// Bytes.
         len: u64,
-        /// As of a copy.
+        /// The fill was delayed on request, as for a copy.
         #[serde(skip_serializing_if = "Not::not")]
         late: bool,
     },
@@ -77,58 +76,58 @@ pub enum Event<'a> {
     Bar1 {
         /// Offset in the BAR.
         at: u64,
-        /// What is there.
+        /// The place that the page maps to.
         place: Place,
         /// Whether it was written.
         write: bool,
     },
-    /// The device went to D3, and has lost all.
+    /// The device entered D3 and lost its state.
     Power {
-        /// `off`, or why that failed.
+        /// `off`, or the error.
         what: &'a str,
     },
     /// The driver has invalidated translations.
     Invalidate {
-        /// As the driver has written it: the address of a directory.
+        /// The root directory, as the driver has written it.
         tables: u64,
-        /// What is invalidated.
+        /// The written value of the INVALIDATE register.
         what: u32,
     },
     /// A rule was broken.
     Violation {
-        /// Which, where.
+        /// The rule and the place.
         what: &'a str,
     },
     /// The last line.
     End {
-        /// What was counted.
+        /// The totals.
         #[serde(flatten)]
         totals: &'a Totals,
     },
 }
 
-/// What was counted.
+/// The totals.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Totals {
     /// Reads and writes of registers.
     pub registers: u64,
-    /// Uses of registers, methods and kinds of pages that the model does not know.
+    /// Uses of registers, methods and page kinds that the model does not know.
     pub unknown: u64,
-    /// Reads and writes of BAR1, but for the doorbells.
+    /// Reads and writes of BAR1, except doorbells.
     pub bar1_accesses: u64,
-    /// Bytes of these.
+    /// Bytes of these accesses.
     pub bar1_bytes: u64,
     /// Reads and writes of BAR2.
     pub bar2_accesses: u64,
-    /// Times that a driver said that there is work.
+    /// Doorbells.
     pub doorbells: u64,
     /// Methods of channels.
     pub methods: u64,
-    /// Bytes that the copy engine moved from the host's memory to video memory.
+    /// Bytes that the copy engine moved from host memory to video memory.
     pub to_vram: u64,
-    /// And back.
+    /// Bytes that the copy engine moved from video memory to host memory.
     pub from_vram: u64,
-    /// Bytes that it filled.
+    /// Bytes that the copy engine filled.
     pub filled: u64,
     /// Invalidations of translations.
     pub invalidations: u64,
@@ -140,29 +139,29 @@ pub struct Totals {
     pub violations: u64,
 }
 
-/// What the model may do without knowing, by kind, direction, and address: a line each,
-/// with the file of the driver and why zero is a good answer. Anything else that is not
-/// known is a violation: a new kernel may do what the model does not.
+/// Unknown accesses that are allowed, by kind, direction and address. Each line names the
+/// driver's file and says why zero is a correct answer. Any other unknown access is a
+/// violation: a new kernel may need a feature that the model lacks.
 const KNOWN: &[(&str, &str, u32)] = &[];
 
 /// Writes the log.
 pub struct Witness {
     log: Log,
-    /// Tell of violations and of what is unknown on standard error.
+    /// Whether to report channels, unknown accesses and violations on standard error.
     verbose: bool,
     known: &'static [(&'static str, &'static str, u32)],
     unknown: HashSet<(&'static str, &'static str, u32)>,
-    /// What was counted.
+    /// The totals.
     pub totals: Totals,
-    /// What was broken first, for people.
+    /// The first violations, for people.
     pub first_violations: Vec<String>,
 }
 
-/// More are counted and not told.
+/// The number of violations to report. Further ones are only counted.
 const TOLD: usize = 10;
 
 impl Witness {
-    /// Without a file it only counts.
+    /// Creates the witness. Without a file it only counts.
     pub fn new(log: Option<&Path>, verbose: bool) -> Result<Self> {
         Ok(Self {
             log: Log::new(log)?,
@@ -174,17 +173,17 @@ impl Witness {
         })
     }
 
-    /// From when on the lines count microseconds.
+    /// The time from which the lines count microseconds.
     pub fn begin(&self) -> Instant {
         self.log.begin()
     }
 
-    /// Writes a line; gives its number.
+    /// Writes a line and returns its number.
     pub fn event(&mut self, event: &Event<'_>) -> u64 {
         self.log.line(event)
     }
 
-    /// Something that the model does not know; told the first time.
+    /// Records an unknown access. Only the first one is logged.
     pub fn unknown(&mut self, kind: &'static str, dir: &'static str, at: u32, value: u32) {
         self.totals.unknown += 1;
         if !self.unknown.insert((kind, dir, at)) {
@@ -224,7 +223,7 @@ impl Witness {
         self.event(&Event::Violation { what });
     }
 
-    /// Lets the reader see all of it.
+    /// Flushes all lines to the file.
     pub fn flush(&mut self) {
         self.log.flush();
     }

@@ -1,9 +1,9 @@
-//! What people are told if the model cannot be served as they want it.
+//! Error messages when the model cannot be served as requested.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Starts the program, which is to end at once; gives its exit status and what it has said.
+/// Runs the program, which should exit at once. Returns its exit status and standard error.
 fn start(socket: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     let Output { status, stderr, .. } = Command::new("timeout")
         .arg("20")

@@ -1,16 +1,16 @@
-//! Whether the kernel builds without a new warning, and boots, after each patch,
-//! in each configuration of qemu/bisect.toml.
+//! Checks whether the kernel builds without a new warning, and boots, after each patch, in
+//! each configuration of qemu/bisect.toml.
 //!
-//! A configuration of drivers that are too long to build as a whole has the
-//! objects that a kernel of qemu/kernels.toml is made of instead.
+//! Some drivers take too long to build as a whole. A configuration for them builds only
+//! the objects that a kernel of qemu/kernels.toml names.
 //!
-//! A configuration has one output directory and walks the commits in order, so
-//! that each step builds what its patch touches. What has passed is not done
-//! again: a second run continues. A patch that touches nothing which the build of
-//! the one before has read leaves everything as it was, and is not built.
+//! Each configuration has one output directory and goes through the commits in order, so
+//! each step builds only what its patch touches. A step that has passed does not run
+//! again, so a second run continues where the first one stopped. If a patch touches no
+//! file that the previous build has read, it cannot change the result and is not built.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -35,29 +35,32 @@ mod warnings;
 
 pub use table::table;
 
-/// A patch in a configuration.
+/// The result of a patch in a configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepResult {
     /// The configuration.
     configuration: String,
-    /// Its place in the series, from 1.
+    /// The patch's position in the series, from 1.
     number: usize,
-    /// What it is called.
+    /// The patch's subject.
     subject: String,
-    /// Tree and configuration: the result is good for these.
+    /// A digest of tree and configuration. The result is valid for these.
     key: String,
-    /// Whether it booted; nothing if it need not.
+    /// Whether it booted. `None` if it does not need to.
     booted: Option<bool>,
-    /// It was not built, because the patch touches nothing that is read.
+    /// It was not built, because the patch touches no file that the build reads.
     #[serde(default)]
     as_before: bool,
-    /// What is not as it should be.
+    /// The error, if there is one.
     trouble: Option<String>,
     seconds: u64,
+    /// The run with this result, if it was another run somewhere else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    recorded: Option<String>,
 }
 
 impl StepResult {
-    /// Whether all is as it should be.
+    /// Whether there is no error.
     pub fn passed(&self) -> bool {
         self.trouble.is_none()
     }
@@ -71,26 +74,35 @@ struct Commit {
     subject: String,
 }
 
-/// What all steps need.
+/// The settings of all steps.
 pub struct Bisect<'a> {
-    /// Where things are.
+    /// The directories.
     pub paths: &'a Paths,
-    /// Builds.
+    /// Builds the kernels.
     pub builder: &'a Builder<'a>,
-    /// Boots.
+    /// Boots the kernels.
     pub booter: &'a Booter<'a>,
-    /// Where to boot.
+    /// The topologies to boot in.
     pub topologies: &'a Topologies,
-    /// The topic that the tree has alone; empty if it has all.
+    /// The name of the topic, if the tree has only one. Empty if it has all.
     pub scope: &'a str,
-    /// `FORCE=1`: what has passed is done again.
+    /// `FORCE=1`: run passed steps again.
     pub force: bool,
 }
 
-/// Names of all output directories, for `make clean`.
+/// The output directories of all configurations, for `make clean`.
 pub fn outputs(paths: &Paths) -> Result<Vec<PathBuf>> {
     let names = recipe::read(&paths.root)?.into_keys();
     Ok(names.map(|name| output(paths, &name)).collect())
+}
+
+/// Fails if `only` names a step that a series with `patches` patches does not have.
+pub fn check(root: &Path, patches: usize, only: &Only) -> Result<()> {
+    let configurations = recipe::read(root)?;
+    let names = configurations
+        .keys()
+        .flat_map(|name| (1..=patches).map(move |number| format!("{name}/{number}")));
+    only.check(&Vec::from_iter(names))
 }
 
 fn output(paths: &Paths, name: &str) -> PathBuf {
@@ -98,17 +110,13 @@ fn output(paths: &Paths, name: &str) -> PathBuf {
 }
 
 impl Bisect<'_> {
-    /// Builds and boots what `only` picks: a configuration, a patch's number, or
+    /// Builds and boots the steps that `only` picks: a configuration, a patch's number, or
     /// `configuration/number`.
     pub fn run(&self, only: &Only) -> Result<Vec<StepResult>> {
         let configurations = recipe::read(&self.paths.root)?;
         let commits = self.commits()?;
         let name = |c: &str, commit: &Commit| format!("{c}/{}", commit.number);
-        let names: Vec<_> = configurations
-            .keys()
-            .flat_map(|c| commits.iter().skip(1).map(move |commit| name(c, commit)))
-            .collect();
-        only.check(&names)?;
+        check(&self.paths.root, commits.len() - 1, only)?;
         let recipes = configurations
             .iter()
             .map(|(c, configuration)| Ok((c.as_str(), self.recipe(configuration)?)))
@@ -119,7 +127,7 @@ impl Bisect<'_> {
         };
         let mut rows = StepResults::read(self.paths, self.scope);
         rows.recorded = recorded::line(self.builder.tree)?;
-        // What is of other patches or another configuration says nothing.
+        // Results of other patches or another configuration are no longer valid.
         rows.keep(|row| key(row).as_ref() == Some(&row.key));
         for (c, recipe) in &recipes {
             let picked = commits.iter().skip(1);
@@ -136,12 +144,12 @@ impl Bisect<'_> {
         Ok(rows.all)
     }
 
-    /// What failed.
+    /// The failed steps.
     pub fn failures(&self, rows: &[StepResult]) -> String {
         table::failures(rows, self.scope, |row| self.paths.short(&self.log(row)))
     }
 
-    /// What a step said that failed.
+    /// The log of a failed step.
     fn log(&self, row: &StepResult) -> PathBuf {
         let (name, number) = (&row.configuration, row.number);
         match row.booted {
@@ -156,7 +164,7 @@ impl Bisect<'_> {
         }
     }
 
-    /// Where the table is.
+    /// The path of the table.
     pub fn table_file(&self) -> PathBuf {
         self.paths.results().join(store::file(self.scope, "md"))
     }

@@ -1,8 +1,9 @@
-//! What a maintainer's tools say of the patches, without a machine: do they
-//! apply, are they mails, who gets them, and do compilers, sparse, clippy,
-//! kernel-doc, rustdoc and Sphinx have anything to say about what is new.
+//! Checks the patches with a maintainer's tools, without a machine: do they apply, are
+//! they mails, who gets them, and do compilers, sparse, clippy, kernel-doc, rustdoc and
+//! Sphinx report anything about new code?
 //!
-//! What is looked at comes from the patches. A tool's message counts if it is
+//! The patches determine what is checked. A message counts if it is about a line that the
+//! series adds. Older lines do not count.
 //! about a line that the series adds: what was there before is not its matter.
 
 use std::path::{Path, PathBuf};
@@ -28,7 +29,7 @@ mod messages;
 mod prose;
 mod trees;
 
-/// Checks of seconds, which `make test` runs, too.
+/// Checks that take seconds. `make test` runs them as well.
 pub const QUICK: [&str; 9] = [
     "am",
     "topics",
@@ -41,17 +42,17 @@ pub const QUICK: [&str; 9] = [
     "docs",
 ];
 
-/// Where kernels are built for checks: of all topics, and of one.
+/// Output directories for checks: with all topics, and with one.
 pub const OUTPUTS: [&str; 2] = ["check", "check-topic"];
 
-/// Checks of minutes.
+/// Checks that take minutes.
 pub const BUILDING: [&str; 2] = ["objects", "rustdoc"];
 
-/// What pages and messages are like to read. It needs proselint, which may have to be
+/// Checks the prose of pages and messages. It needs proselint, which may have to be
 /// downloaded.
 pub const PROSE: &str = "prose";
 
-/// Which topics apply to which kernels. It may have to download some.
+/// Checks which topics apply to which kernels. It may have to download kernels.
 pub const TREES: &str = "trees";
 
 /// qemu/check.toml
@@ -73,7 +74,7 @@ impl CheckConfig {
     }
 }
 
-/// Looks at the series.
+/// Checks the series.
 pub struct Checker<'a> {
     paths: &'a Paths,
     tree: &'a Tree,
@@ -85,7 +86,7 @@ pub struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    /// Finds out what there is to look at: a series, and the tree that has it.
+    /// Collects what to check: a series, and the tree that has it.
     pub fn new(paths: &'a Paths, tree: &'a Tree, series: Series, force: bool) -> Result<Self> {
         Ok(Self {
             paths,
@@ -97,7 +98,7 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// Runs one of [`QUICK`]; also gives whether the results were there already.
+    /// Runs one of [`QUICK`]. Also returns whether the results came from the cache.
     pub fn quick(&self, ui: &Ui, name: &str) -> Result<(Vec<Outcome>, bool)> {
         let step = ui.step(format!("run: {name}"));
         let look = || {
@@ -125,7 +126,7 @@ impl<'a> Checker<'a> {
         Ok((outcomes, was_cached))
     }
 
-    /// Those of [`QUICK`] whose results are there.
+    /// The checks of [`QUICK`] with cached results.
     pub fn cached(&self) -> Result<Vec<&'static str>> {
         let (cache, inputs) = (Cache::new(self.paths, self.force), self.inputs()?);
         let mut names = QUICK.to_vec();
@@ -133,12 +134,12 @@ impl<'a> Checker<'a> {
         Ok(names)
     }
 
-    /// What the results of [`QUICK`] depend on.
+    /// The inputs of the results of [`QUICK`].
     fn inputs(&self) -> Result<Inputs> {
         let mut inputs = Inputs::new()?;
         inputs.text(&self.tree.base);
         inputs.text(&self.tree.tip);
-        // Some look at the files as they are.
+        // Some checks read the work tree's files.
         inputs.text(&ask(&self.tree.dir, &["diff", "HEAD"])?);
         inputs.path(&self.series.dir)?;
         inputs.path(&self.paths.root.join("qemu"))?;
@@ -165,13 +166,13 @@ impl<'a> Checker<'a> {
         Ok(outcomes)
     }
 
-    /// Runs [`TREES`]; prints the table.
+    /// Runs [`TREES`] and prints the table.
     pub fn trees(&self, ui: &Ui) -> Result<Vec<Outcome>> {
         trees::run(self, ui)
     }
 
-    /// Where the kernel is built that has been configured for checks: another place for
-    /// another tree, as objects know theirs.
+    /// The output directory for checks. Another tree has another directory, because
+    /// objects contain the path of their tree.
     fn output(&self) -> PathBuf {
         self.paths
             .output
@@ -183,12 +184,12 @@ impl<'a> Checker<'a> {
         self.tree.dir == self.paths.tree()
     }
 
-    /// Touched files that end so, without programs for user space.
+    /// Touched files with one of these endings, without programs for user space.
     fn touched(&self, endings: &[&str]) -> Vec<&str> {
         self.added.files(endings)
     }
 
-    /// What of a tool's messages is about what is new.
+    /// The messages about new lines.
     fn about(&self, said: &str) -> Vec<String> {
         messages::about(said, &self.added)
     }
@@ -228,7 +229,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Passed if a tool said nothing; else all that it said, and how to ask it again.
+/// Passes if a tool printed nothing. Otherwise contains its output, and the command.
 fn outcome(suite: &str, name: &str, said: Vec<String>, command: &Command) -> Outcome {
     let trouble = (!said.is_empty()).then(|| {
         let dir = command.get_current_dir().unwrap_or(Path::new("."));

@@ -1,7 +1,6 @@
-//! Which lines that the series adds are run by a test, and which are not, and why
-//! not.
+//! Finds the lines of the series that no test reaches, and why.
 //!
-//! The tests of qemu/coverage.toml run on a kernel of its own work tree. In C, gcov
+//! The tests of qemu/coverage.toml run on a kernel from its own work tree. In C, gcov
 //! counts: the touched files are built with its counters. For Rust, see [`rust`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,13 +42,13 @@ QEMU has run and the line table. `qemu/coverage.toml` has the tests and the reas
 
 ";
 
-/// What the tools of lcov read, among the results.
-const TRACE: &str = "coverage.info";
+/// The files that a run writes to its results: a page, data, and input for lcov's tools.
+pub const RESULTS: [&str; 3] = ["coverage.md", "coverage.json", "coverage.info"];
 
-/// Where the modules of a machine that counts were.
+/// The file with the modules' addresses in a machine with counters.
 const MODULES: &str = "out/modules";
 
-/// The kernel's name, and the work tree's.
+/// The names of the kernel and of the work tree.
 pub const KERNEL: &str = "coverage/kernel";
 const WORKTREE: &str = "coverage/linux";
 
@@ -64,14 +63,14 @@ struct CoverageConfig {
     unreached: Vec<Unreached>,
 }
 
-/// Why no test reaches some lines.
+/// The reason why no test reaches some lines.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unreached {
-    /// The file, a folder with all that is in it, or all files.
+    /// A file, a folder with everything in it, or all files.
     #[serde(default)]
     file: String,
-    /// Parts of lines; every line of the file if there are none.
+    /// Parts of lines. If there are none, every line of the file.
     #[serde(default)]
     lines: Vec<String>,
     /// For people.
@@ -97,16 +96,16 @@ impl CoverageConfig {
     }
 }
 
-/// Counts.
+/// Measures coverage.
 pub struct Coverage<'a> {
-    /// Builds; its tree is only read, and its compiler must be clang.
+    /// Builds the kernel. Its tree is only read, and its compiler must be clang.
     pub builder: &'a Builder<'a>,
-    /// Boots.
+    /// Boots the machines.
     pub booter: &'a Booter<'a>,
 }
 
 impl Coverage<'_> {
-    /// Builds, runs the tests, and tells what they reach.
+    /// Builds, runs the tests, and reports what they reach.
     pub fn run(&self, topologies: &Topologies) -> Result<Verdict> {
         let paths = self.builder.paths;
         let settings = CoverageConfig::read(&paths.root)?;
@@ -118,21 +117,18 @@ impl Coverage<'_> {
             .build(KERNEL, &settings.kernel, &[])?;
 
         let (lines, failed) = self.run_jobs(&settings, topologies, &tree, &touched)?;
-        let summary = Summary::new(&lines, &added, &touched, &tree.dir, &settings.unreached)?;
+        let mut summary = Summary::new(&lines, &added, &touched, &tree.dir, &settings.unreached)?;
+        summary.recorded = recorded::line(self.builder.tree)?;
         let dir = paths.results();
         fs::create_dir_all(&dir)?;
-        fs::write(
-            dir.join("coverage.json"),
-            serde_json::to_string_pretty(&summary)?,
-        )?;
-        let recorded = recorded::line(self.builder.tree)?;
-        let text = format!("{HEAD}{recorded}\n\n{}", summary.tables());
-        fs::write(dir.join("coverage.md"), &text)?;
-        let trace = lines.tracefile(&added, &touched);
-        fs::write(dir.join(TRACE), trace)?;
+        let [page, data, trace] = RESULTS.map(|name| dir.join(name));
+        fs::write(data, serde_json::to_string_pretty(&summary)?)?;
+        let text = format!("{HEAD}{}\n\n{}", summary.recorded, summary.tables());
+        fs::write(&page, &text)?;
+        fs::write(&trace, lines.tracefile(&added, &touched))?;
         println!("\n{text}");
-        println!("results: {}", paths.short(&dir.join("coverage.md")));
-        println!("tracefile: {}", paths.short(&dir.join(TRACE)));
+        println!("results: {}", paths.short(&page));
+        println!("tracefile: {}", paths.short(&trace));
         for failure in &failed {
             eprintln!("FAILED {failure}");
         }
@@ -143,8 +139,8 @@ impl Coverage<'_> {
         })
     }
 
-    /// Runs the jobs, a machine for each processor, and returns which lines they have run and
-    /// which tests have failed. A failed test does not keep the others from being counted.
+    /// Runs the jobs with one machine per processor. Returns the lines that ran and the
+    /// tests that failed. After a failed test, the others still count.
     fn run_jobs(
         &self,
         settings: &CoverageConfig,
@@ -185,7 +181,7 @@ impl Coverage<'_> {
         Ok(found.into_inner().expect("no panic holds it"))
     }
 
-    /// Adds the lines of Rust that one machine has run. Its log, which is large, goes.
+    /// Adds the Rust lines that one machine has run, and removes its large log.
     fn count_rust(
         &self,
         objects: &Path,
@@ -218,7 +214,7 @@ impl Coverage<'_> {
         Ok(())
     }
 
-    /// The series with gcov's counters in the touched files, and line tables of Rust.
+    /// The series with gcov's counters in the touched files, and line tables for Rust.
     fn counting_tree(&self, touched: &[&str]) -> Result<Tree> {
         let Builder {
             paths, ui, tree, ..
@@ -242,8 +238,8 @@ impl Coverage<'_> {
         Ok(tree)
     }
 
-    /// Adds what one machine has counted. A file of counters is named by the path
-    /// of its object when it was compiled, with `#` for `/`.
+    /// Adds the counts of one machine. The name of a counter file is the path of its
+    /// object at compile time, with `#` for `/`.
     fn count(&self, objects: &Path, counters: &Path, tree: &Path, lines: &mut Lines) -> Result<()> {
         let scratch = tempfile::tempdir_in(self.builder.paths.build().join("tmp"))?;
         let mut found = false;
@@ -252,7 +248,7 @@ impl Coverage<'_> {
             let name = data.file_name().unwrap_or_default().to_string_lossy();
             let notes = notes(objects, &name)
                 .with_context(|| format!("{name}: no such object in {}", objects.display()))?;
-            // gcov finds the one by the name of the other.
+            // gcov expects both files to have the same name.
             fs::copy(&data, scratch.path().join("object.gcda"))?;
             fs::copy(&notes, scratch.path().join("object.gcno"))?;
             let said = capture(
@@ -270,8 +266,8 @@ impl Coverage<'_> {
     }
 }
 
-/// What the compiler noted for an object, wherever it was compiled: ccache may
-/// have it from another clone.
+/// The compiler's notes for an object. Its path at compile time may be in another clone,
+/// because of ccache.
 fn notes(objects: &Path, name: &str) -> Option<PathBuf> {
     let mut rest = name;
     while let Some((_, end)) = rest.split_once('#') {
@@ -284,10 +280,10 @@ fn notes(objects: &Path, name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Lines for Makefiles that let an object of a file count. Kbuild looks the object up by its
-/// name from the folder that builds it, which may be any above: nouveau includes the files
-/// `Kbuild` of all folders below it. Where there is a file `Kbuild`, it is read in place of
-/// the Makefile.
+/// Makefile lines that turn on counting for the object of a file. Kbuild looks the object
+/// up by its path from the folder that builds it. Any parent folder may build it: nouveau
+/// includes the `Kbuild` files of all folders below it. If there is a `Kbuild`, it
+/// replaces the Makefile.
 fn counting(tree: &Path, file: &str) -> Vec<(PathBuf, String)> {
     let Some(stem) = file.strip_suffix(".c") else {
         return Vec::new();

@@ -1,5 +1,4 @@
-//! Which lines the series adds: what [`crate::check`] looks at and
-//! [`crate::coverage`] counts.
+//! Finds the lines that the series adds, for [`crate::check`] and [`crate::coverage`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,13 +11,13 @@ use kernel::tree::Tree;
 pub struct Diff(BTreeMap<String, BTreeSet<usize>>);
 
 impl Diff {
-    /// Those of the series in a tree.
+    /// The lines that the series in a tree adds.
     pub fn of(tree: &Tree) -> Result<Self> {
         let diff = ["diff", "-U0", "--no-renames", &tree.base, &tree.tip];
         Ok(Self::parse(&ask(&tree.dir, &diff)?))
     }
 
-    /// Files that end so, without programs for user space.
+    /// Files with one of these endings, without programs for user space.
     pub fn files(&self, endings: &[&str]) -> Vec<&str> {
         self.all()
             .filter(|file| !file.starts_with("tools/"))
@@ -31,13 +30,13 @@ impl Diff {
         self.0.keys().map(String::as_str)
     }
 
-    /// Reads `git diff -U0`.
+    /// Parses `git diff -U0`.
     pub fn parse(diff: &str) -> Self {
         let mut files = BTreeMap::new();
         let mut current: Option<&mut BTreeSet<usize>> = None;
         for line in diff.lines() {
             if let Some(name) = line.strip_prefix("+++ ") {
-                // A file that goes away is /dev/null here.
+                // The new name of a deleted file is /dev/null.
                 current = name
                     .strip_prefix("b/")
                     .map(|name| files.entry(name.to_owned()).or_default());
@@ -55,7 +54,7 @@ impl Diff {
         Self(files)
     }
 
-    /// Whether a line of a file is one of them.
+    /// Whether a line of a file was added.
     pub fn has(&self, file: &str, line: usize) -> bool {
         let found = self.0.iter().find(|(name, _)| {
             file.strip_suffix(name.as_str())

@@ -1,35 +1,37 @@
-//! Writes patches/ and the mirrors from the commits in the tree, and says
-//! where they differ from them.
+//! Writes patches/ and the mirrors from the tree's commits, and reports where they differ.
 //!
-//! What an export comes to is computed first, as a list of files and contents
-//! ([`render`]); writing it and comparing with it are then the same for every
-//! kind of file.
+//! [`render`] first computes the result of an export, as a list of files and contents. So
+//! writing and comparing are the same for every kind of file.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use crate::recipients::{Directory, Recipients};
 use host::git::{ask, git};
 use host::proc::{capture, capture_from};
-use kernel::commits::{Files, Part, parts};
+use kernel::commits::{COVER, Files, Part, parts};
 use kernel::series::{COVER_TEXT, Series, SeriesConfig, git_dir};
 use kernel::tree::Tree;
 
-/// A topic's cover letter as a mail. It is no `.patch`, because `git am` stops at
-/// a mail that changes nothing; `git send-email patches/TOPIC/0*` takes it.
+/// A topic's cover letter as a mail. Its name does not end in `.patch`, because `git am`
+/// stops at a mail that changes nothing. `git send-email patches/TOPIC/0*` includes it.
 pub const COVER_MAIL: &str = "0000-cover-letter.txt";
 
-/// What a cover letter says of its base until somebody looks it up.
+/// The header lines for a mail in UTF-8.
+const UTF_8: &str = "MIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\n\
+    Content-Transfer-Encoding: 8bit\n";
+
+/// The base line of a cover letter until somebody adds the commit.
 fn unknown_base() -> String {
     let version = setup::source::BASE_VERSION.replace('~', "-");
     format!("(v{version}: who sends this sets base_commit in patches/series.toml)")
 }
 
-/// Writes everything; gives the paths that changed.
+/// Writes all files. Returns the paths that changed.
 pub fn write(root: &Path, tree: &Tree, series: &Series) -> Result<Vec<String>> {
     let wanted = render(tree, series)?;
     let present = present(root, &series.settings)?;
@@ -47,7 +49,7 @@ pub fn write(root: &Path, tree: &Tree, series: &Series) -> Result<Vec<String>> {
     Ok(changes)
 }
 
-/// What an export would change now.
+/// The changes that an export would make now.
 pub fn drift(root: &Path, tree: &Tree, series: &Series) -> Result<Vec<String>> {
     Ok(compare(
         &present(root, &series.settings)?,
@@ -76,17 +78,18 @@ fn render(tree: &Tree, series: &Series) -> Result<Files> {
     let mut ids = BTreeMap::new();
     let mut directory = Directory::of(tree)?;
     for part in &parts(tree.branch(), settings)? {
-        part.patches(tree.branch(), settings, &mut files)?;
+        let file = series.dir.join(&part.topic.folder).join(COVER_TEXT);
+        let of_file = || file.display().to_string();
+        let text = cover_text(&file).with_context(of_file)?;
+        part.patches(tree.branch(), settings, text.as_deref(), &mut files)?;
+        let letter = files.remove(&part.file(COVER));
         let id = patch_ids(part, tree, &files)?;
         ids.insert(part.topic.folder.as_str(), id);
-        let cover = series.dir.join(&part.topic.folder).join(COVER_TEXT);
-        if cover.is_file() {
-            let text = fs::read_to_string(&cover)?;
+        if let Some(letter) = letter {
             let needed = settings.prerequisites(part.topic).into_iter();
             let needed = needed.flat_map(|topic| &ids[topic.folder.as_str()]);
             let recipients = recipients(part, &mut directory, &files)?;
-            let mail = cover_mail(part, tree, settings, &text, &recipients, needed)
-                .with_context(|| cover.display().to_string())?;
+            let mail = addressed(letter, settings, &recipients, needed).with_context(of_file)?;
             files.insert(part.file(COVER_MAIL), mail.into_bytes());
         }
     }
@@ -95,7 +98,7 @@ fn render(tree: &Tree, series: &Series) -> Result<Files> {
     Ok(files)
 }
 
-/// What names the patches among `files` wherever they are applied.
+/// The patch IDs of the patches among `files`. They do not depend on the base.
 fn patch_ids(part: &Part<'_>, tree: &Tree, files: &Files) -> Result<Vec<String>> {
     let mut patches = tempfile::NamedTempFile::new_in(git_dir(&tree.dir)?)?;
     for patch in patches_among(part, files) {
@@ -114,7 +117,7 @@ fn patches_among<'f>(part: &Part<'_>, files: &'f Files) -> impl Iterator<Item = 
     those.map(|(_, patch)| patch)
 }
 
-/// Who gets the topic: all whom get_maintainer.pl names for one of its patches.
+/// The topic's recipients: everybody that get_maintainer.pl names for one of its patches.
 fn recipients(part: &Part<'_>, directory: &mut Directory<'_>, files: &Files) -> Result<Recipients> {
     let mut recipients = Recipients::default();
     for patch in patches_among(part, files) {
@@ -123,56 +126,45 @@ fn recipients(part: &Part<'_>, directory: &mut Directory<'_>, files: &Files) -> 
     Ok(recipients)
 }
 
-/// The author's text, then what git says of the topic.
-fn cover_mail<'i>(
-    part: &Part<'_>,
-    tree: &Tree,
+/// The source of a cover letter, if the file exists: a subject, an empty line, a text.
+fn cover_text(file: &Path) -> Result<Option<String>> {
+    if !file.is_file() {
+        return Ok(None);
+    }
+    let text = fs::read_to_string(file)?;
+    let text = text.trim().trim_start_matches("# ");
+    let is_whole = text.contains("\n\n");
+    ensure!(is_whole, "it needs a subject, an empty line and a text");
+    Ok(Some(text.to_owned()))
+}
+
+/// Adds recipients and base to a letter that git has made. git cannot name the base,
+/// because this tree may not have that commit.
+fn addressed<'i>(
+    letter: Vec<u8>,
     settings: &SeriesConfig,
-    text: &str,
     recipients: &Recipients,
     needed: impl Iterator<Item = &'i String>,
 ) -> Result<String> {
-    let (subject, body) = text
-        .trim()
-        .split_once("\n\n")
-        .context("it needs a subject, an empty line and a text")?;
-    if subject.contains('\n') {
-        bail!("its subject is more than a line");
-    }
-    let subject = subject.trim_start_matches("# ");
-    let range = part.range();
-    let count = ask(&tree.dir, &["rev-list", "--count", &range])?;
-    let author = [
-        "log",
-        "-1",
-        "--format=From: %an <%ae>%nDate: %aD",
-        &part.tip,
-    ];
-    let author = ask(&tree.dir, &author)?;
-    let shortlog = capture(&mut git(&tree.dir, &["shortlog", "-w72,2,4", &range]))?;
-    let stat = ["diff", "--stat=72", "--summary", &part.base, &part.tip];
-    let stat = ask(&tree.dir, &stat)?;
+    let letter = String::from_utf8(letter)?;
+    let (head, body) = letter.split_once("\n\n").context("it has no body")?;
+    // git declares a character set only if a commit needs it.
+    let mime = match head.contains("\nMIME-Version: ") {
+        true => "",
+        false => UTF_8,
+    };
     let base = settings.base_commit.clone().unwrap_or_else(unknown_base);
-    let mut based_on = format!("\nbase-commit: {base}\n");
+    let mut mail = format!(
+        "{head}\n{}{mime}\n{body}base-commit: {base}\n",
+        recipients.head()
+    );
     for id in needed {
-        based_on.push_str(&format!("prerequisite-patch-id: {id}\n"));
+        mail.push_str(&format!("prerequisite-patch-id: {id}\n"));
     }
-    Ok(format!(
-        "From {zero} Mon Sep 17 00:00:00 2001\n{author}\n\
-         Subject: [{prefix} {none:0>width$}/{count}] {subject}\n{recipients}\
-         MIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\n\
-         Content-Transfer-Encoding: 8bit\n\n{body}\n\n{shortlog}\n{stat}\n{based_on}",
-        zero = "0".repeat(40),
-        prefix = settings.subject_prefix,
-        recipients = recipients.head(),
-        none = 0,
-        width = count.len(),
-        body = body.trim(),
-        shortlog = shortlog.trim_end().to_owned() + "\n",
-    ))
+    Ok(mail)
 }
 
-/// Files that the series adds, below the folders that are mirrored.
+/// The files that the series adds in mirrored folders.
 fn mirrors(tree: &Tree, settings: &SeriesConfig, files: &mut Files) -> Result<()> {
     let added = ask(
         &tree.dir,
@@ -201,11 +193,11 @@ fn mirrors(tree: &Tree, settings: &SeriesConfig, files: &mut Files) -> Result<()
     Ok(())
 }
 
-/// What lies here of the files that an export writes.
+/// The existing files of the kind that an export writes.
 fn present(root: &Path, settings: &SeriesConfig) -> Result<Files> {
     let mut files = Files::new();
     walk(root, Path::new("patches"), &mut files)?;
-    // What people write there.
+    // The other files there are written by people.
     files.retain(|path, _| {
         path.extension().is_some_and(|end| end == "patch") || path.ends_with(COVER_MAIL)
     });

@@ -1,10 +1,10 @@
-//! Mutants: defects that are planted into the series, one at a time. A test
-//! must notice each one; if none does, a test is missing.
+//! Mutants: defects that are planted into the series, one at a time. A test must notice
+//! each one. If none does, a test is missing.
 //!
-//! qemu/mutants has a file per defect ([`Mutant`]), qemu/mutants.toml says what
-//! they are built and run as. What is known of a mutant is kept in
-//! build/results/mutants.json, so that a run goes on where the last one ended; the
-//! first one goes on from Documentation/mutants.json.
+//! qemu/mutants has a file per defect ([`Mutant`]). qemu/mutants.toml says how they are
+//! built and run. build/results/mutants.json keeps the results, so a run continues where
+//! the last one ended. The first run starts with the valid results from
+//! results/mutants.json, and marks them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,17 +40,17 @@ mod record;
 use file::{Mutant, Tests};
 use record::{MutantOutcome, MutantResult, Record};
 
-/// The kernel's name, and the work tree's.
+/// The names of the kernel and of the work tree.
 pub const KERNEL: &str = "mutants/kernel";
 const WORKTREE: &str = "mutants/linux";
 
-/// Where kernels are run from, in turns: one is tested while the next is built.
+/// The folders to run kernels from, in turns. One kernel runs while the next is built.
 pub const SLOTS: [&str; 2] = ["mutants/even", "mutants/odd"];
 
-/// Begins the names of KUnit tests in tables of qemu/mutants.toml.
+/// The prefix of KUnit tests in the tables of qemu/mutants.toml.
 const KUNIT: &str = "kunit/";
 
-/// The name under which the series without a defect is known.
+/// The name for the results of the series without a defect.
 const NONE: &str = "none";
 
 /// qemu/mutants.toml
@@ -69,9 +69,9 @@ struct MutantsConfig {
 }
 
 impl MutantsConfig {
-    /// What is run in one machine: programs that need the same topology, the same kind of
-    /// machine, the same models and the same modules, which may not be loaded together with
-    /// those of others.
+    /// The tests, grouped by machine. The programs of a machine need the same topology,
+    /// the same kind of machine, the same models and the same modules. Modules of
+    /// different groups may not work together.
     fn machines(&self, tests: &Tests) -> Vec<Spec> {
         let mut machines = Vec::<Spec>::new();
         for run in &tests.programs {
@@ -113,7 +113,7 @@ impl MutantsConfig {
         machines.into_iter().chain(kunit).collect()
     }
 
-    /// The machine of KUnit tests. Those that are modules run as they are loaded.
+    /// The machine for KUnit tests. Tests in modules run when the module is loaded.
     fn kunit(&self, filter: &str) -> Spec {
         let of = |table: &BTreeMap<String, Vec<String>>| {
             if filter != "*" {
@@ -133,26 +133,26 @@ impl MutantsConfig {
     }
 }
 
-/// What a table has for the longest beginning of a name that there is something for.
+/// The table's value for the longest prefix of `name`.
 fn longest<T: Clone>(table: &BTreeMap<String, T>, name: &str) -> Option<T> {
     let mut fitting = table.iter().filter(|(start, _)| name.starts_with(*start));
-    // In a sorted map, a longer name comes after its beginning.
+    // In a sorted map, a longer prefix comes later.
     fitting.next_back().map(|(_, value)| value.clone())
 }
 
-/// Plants the defects.
+/// Tests the mutants.
 pub struct Mutants<'a> {
-    /// Builds; its tree is only read.
+    /// Builds the kernels. Its tree is only read.
     pub builder: &'a Builder<'a>,
-    /// Boots.
+    /// Boots the machines.
     pub booter: &'a Booter<'a>,
-    /// `FORCE=1`: those that are known are tested again.
+    /// `FORCE=1`: test mutants with known results again.
     pub force: bool,
 }
 
 impl Mutants<'_> {
-    /// Tests the mutants that `only` picks; those that are known already are
-    /// tested again only if they are named.
+    /// Tests the mutants that `only` picks. Mutants with known results are only tested
+    /// again if they are named.
     pub fn run(&self, only: &Only, topologies: &Topologies) -> Result<Verdict> {
         let Builder {
             paths, ui, tree, ..
@@ -160,13 +160,10 @@ impl Mutants<'_> {
         let root = &paths.root;
         let settings = settings(root)?;
         let mutants = file::read_all(&root.join("qemu/mutants"))?;
-        let names: Vec<_> = mutants.iter().map(|mutant| mutant.name.clone()).collect();
-        only.check(&names)?;
-        let known = paths.known(record::JSON);
         let recorded = recorded::line(tree)?;
-        let mut record = Record::read(&known)?;
+        let mut record = Record::read(&paths.results(), &paths.recorded())?;
 
-        // What is built and run; not what is only read, nor messages of commits.
+        // The diff of what is built and run, without documentation and commit messages.
         let range = ["diff", &tree.base, &tree.tip, "--", ".", ":!Documentation"];
         let series = ask(&tree.dir, &range)?;
         let what = format!("{}\n{series}", tree.base);
@@ -180,9 +177,8 @@ impl Mutants<'_> {
             .collect();
         if only.all() && wanted.len() < mutants.len() {
             ui.say(format!(
-                "{} are known from {}; ONLY= or FORCE=1 tests them again",
-                mutants.len() - wanted.len(),
-                paths.short(&known)
+                "{} are known; ONLY= or FORCE=1 tests them again",
+                mutants.len() - wanted.len()
             ));
         }
         if !wanted.is_empty() {
@@ -191,7 +187,7 @@ impl Mutants<'_> {
             let tests = file::all_tests(&wanted);
             let key_of_none = digest(format!("{base}\n{tests:?}").as_bytes());
             if self.force || !record.knows(NONE, &key_of_none) {
-                // On the series as it is.
+                // The tests must pass without a defect.
                 let known = plant.observe(NONE, KERNEL, &tests, &[])?;
                 if let MutantOutcome::Caught { by, .. } = &known.end {
                     bail!(
@@ -236,12 +232,15 @@ impl Mutants<'_> {
 }
 
 impl Mutants<'_> {
-    /// A name for all that results depend on, mutants aside. `series`: what it changes.
+    /// A digest of all inputs of a result except the mutant. `series`: the diff of the series.
     fn inputs(&self, settings: &MutantsConfig, series: &str, all: &Topologies) -> Result<String> {
         let Builder { paths, tools, .. } = *self.builder;
         let mut inputs = Inputs::of_running(&paths.root)?;
-        let options = config::wanted(&paths.root, &settings.kernel.fragments)?;
+        let mut options = config::wanted(&paths.root, &settings.kernel.fragments)?;
         let compiler = self.builder.compiler;
+        if let Some(file) = &compiler.config {
+            options.extend(config::read(file)?);
+        }
         let versions = compiler.versions(settings.kernel.llvm, &search_path(tools)?);
         inputs.text(&format!("{series}\n{options:?}\n{settings:?}"));
         inputs.text(&format!("{compiler:?}\n{versions}"));
@@ -253,7 +252,13 @@ impl Mutants<'_> {
     }
 }
 
-/// What a mutant's result is good for.
+/// Fails if `only` names a mutant that does not exist.
+pub fn check(root: &Path, only: &Only) -> Result<()> {
+    let mutants = file::read_all(&root.join("qemu/mutants"))?;
+    only.check(&Vec::from_iter(mutants.iter().map(|mutant| &mutant.name)))
+}
+
+/// The key of a mutant's result.
 fn key(base: &str, mutant: &Mutant, all: &Topologies) -> String {
     let topology = mutant
         .topology
@@ -266,7 +271,7 @@ fn settings(root: &Path) -> Result<MutantsConfig> {
     host::settings::read(&root.join("qemu/mutants.toml"))
 }
 
-/// The place where defects are planted: a work tree and a kernel of its own.
+/// The place for planting defects: a separate work tree and kernel.
 struct Plant<'a> {
     mutants: &'a Mutants<'a>,
     settings: &'a MutantsConfig,
@@ -296,8 +301,8 @@ impl<'a> Plant<'a> {
         self.mutants.builder.of(&self.tree)
     }
 
-    /// Tests all of them, each while the next one is built; calls `done` with
-    /// what came of it.
+    /// Tests all mutants. Each runs while the next one is built. Calls `done` with each
+    /// result.
     fn all(
         &self,
         mutants: &[&Mutant],
@@ -322,8 +327,8 @@ impl<'a> Plant<'a> {
         })
     }
 
-    /// Plants a defect, builds, and takes it out again; the kernel is put into a
-    /// slot. Gives what is known then: all of it if there is nothing to test.
+    /// Plants a defect, builds, takes the defect out again, and moves the kernel to a
+    /// slot. Returns the build time, or the whole result if there is nothing to test.
     fn build(&self, mutant: &Mutant, slot: &str) -> Result<Result<u64, MutantResult>> {
         let start = Instant::now();
         let mut apply = git(&self.tree.dir, &["apply", "--whitespace=nowarn"]);
@@ -356,7 +361,7 @@ impl<'a> Plant<'a> {
         }
     }
 
-    /// Tests what was built.
+    /// Tests a built mutant.
     fn test(
         &self,
         mutant: &Mutant,
@@ -401,7 +406,7 @@ impl<'a> Plant<'a> {
     }
 }
 
-/// What the outcomes say: which failed, those first that were expected to.
+/// The result from the outcomes: the failed tests, expected ones first.
 fn end(outcomes: &[Outcome], expect: &[String]) -> MutantOutcome {
     let expected = |name: &str| expect.iter().any(|word| name.contains(word.as_str()));
     let failed = outcomes

@@ -1,8 +1,8 @@
-//! Whom the kernel's scripts/get_maintainer.pl names for patches: cover letters are
-//! addressed to them, and the check `maintainers` asks whether there is somebody.
+//! Runs the kernel's scripts/get_maintainer.pl on patches. Cover letters go to the people
+//! that it names, and the check `maintainers` requires at least one.
 //!
-//! That takes up to a second for each patch, so what was said is kept as long as patch,
-//! script and MAINTAINERS are the same. Both that ask do so at the same time in a test run.
+//! The script takes up to a second per patch, so answers are cached until patch, script or
+//! MAINTAINERS change. Both users of this module run at the same time in a test run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,7 +20,7 @@ use host::proc::capture;
 use kernel::series::git_dir;
 use kernel::tree::Tree;
 
-/// Who gets a mail.
+/// The recipients of a mail.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Recipients {
     to: BTreeSet<String>,
@@ -28,8 +28,8 @@ pub struct Recipients {
 }
 
 impl Recipients {
-    /// Reads what get_maintainer.pl says: `Name <address> (maintainer:SECTION)`. Who is
-    /// there for the rest of the kernel is left out.
+    /// Parses the output of get_maintainer.pl: `Name <address> (maintainer:SECTION)`.
+    /// Leaves out the maintainers of the rest of the kernel.
     pub fn add(&mut self, said: &str) {
         for line in said.lines() {
             let end = line.find("> (").map(|at| at + 1);
@@ -56,12 +56,12 @@ impl Recipients {
         }
     }
 
-    /// Whether somebody maintains what it is about.
+    /// Whether a maintainer is among them.
     pub fn has_maintainer(&self) -> bool {
         !self.to.is_empty()
     }
 
-    /// Lines of a mail's head.
+    /// The header lines of a mail.
     pub fn head(&self) -> String {
         let cc = &self.cc - &self.to;
         let mut head = String::new();
@@ -76,20 +76,20 @@ impl Recipients {
     }
 }
 
-/// The section for what nobody else maintains.
+/// The section for files that have no other maintainer.
 const REST: &str = "THE REST";
 
 const SCRIPT: &str = "scripts/get_maintainer.pl";
 
-/// What else the script reads.
+/// The other files that the script reads.
 const READ: [&str; 2] = [".mailmap", ".get_maintainer.ignore"];
 
-/// Asks the script of a tree, with the tree's last MAINTAINERS.
+/// Runs a tree's script with the MAINTAINERS of its last commit.
 pub struct Directory<'a> {
     tree: &'a Tree,
-    /// None if the tree has no script: then there is nobody.
+    /// `None` if the tree has no script. Then there are no recipients.
     maintainers: Option<NamedTempFile>,
-    /// Changes when an answer may.
+    /// A digest of everything that answers depend on besides the patch.
     digest: String,
     file: PathBuf,
     kept: BTreeMap<String, String>,
@@ -100,12 +100,12 @@ pub struct Directory<'a> {
 static ONE: Mutex<()> = Mutex::new(());
 
 impl<'a> Directory<'a> {
-    /// That of a tree.
+    /// The directory of a tree.
     pub fn of(tree: &'a Tree) -> Result<Self> {
         let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = git_dir(&tree.dir)?;
         let file = dir.join("p2p-maintainers.json");
-        // One that cannot be read is as good as none.
+        // A cache that cannot be read counts as empty.
         let kept = fs::read(&file).ok();
         let kept = kept.and_then(|text| serde_json::from_slice(&text).ok());
         let mut known = Vec::new();
@@ -133,7 +133,7 @@ impl<'a> Directory<'a> {
         })
     }
 
-    /// What it says of a patch.
+    /// The script's output for a patch.
     pub fn ask(&mut self, patch: &str) -> Result<&str> {
         let key = digest(format!("{}{patch}", self.digest).as_bytes());
         let said = match (self.kept.remove(&key), &self.maintainers) {
@@ -153,15 +153,15 @@ impl<'a> Directory<'a> {
             .arg(SCRIPT)
             .arg("--mpath")
             .arg(maintainers.path())
-            // Nothing that depends on a history, which not every tree has.
+            // The result must not depend on the git history, which not every tree has.
             .args(["--nogit", "--nogit-fallback", "--nofixes"])
             .arg(file.path())
-            // Nor on settings of the user's.
+            // It must not depend on the user's settings either.
             .env("HOME", "/nonexistent");
         capture(&mut command)
     }
 
-    /// Keeps the answers to what was asked.
+    /// Saves the answers that were used.
     pub fn close(self) -> Result<()> {
         fs::write(&self.file, serde_json::to_string(&self.used)?)?;
         Ok(())
@@ -192,7 +192,7 @@ Odd <o@example.org> (odd fixer:OLD)
              Cc: all@example.org,\n    \"Björn Roy Baron\" <b@example.org>,\n    \
              members@example.org,\n    mm@example.org\n"
         );
-        // Another patch: who gets it needs no copy of it.
+        // A recipient in To: needs no copy.
         recipients.add("\"Björn Roy Baron\" <b@example.org> (maintainer:MISC)\n");
         let head = recipients.head();
         assert_eq!(head.matches("Björn").count(), 1, "{head}");

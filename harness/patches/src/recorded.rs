@@ -1,9 +1,10 @@
-//! Results that are recorded in Documentation/, and whether they are of this series.
+//! Checks whether the recorded results in Documentation/ are for this series. results/ has
+//! the same results as data.
 //!
-//! A page names the git tree of the series that it is of, `git rev-parse series^{tree}` in
-//! build/linux. The series goes on, and to record everything again takes hours: a page of
-//! another tree is stale, which is told. A page that reads as if it were of this series,
-//! and is not, is wrong.
+//! A page names the git tree of its series, `git rev-parse series^{tree}` in build/linux.
+//! If that is another tree, the page is stale: the check fails and names the target that
+//! records the page again. The check also fails if a page names this tree but lists other
+//! patches, files or mutants.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,14 +15,14 @@ use anyhow::{Context, Result};
 use crate::diff::Diff;
 use host::git::ask;
 use host::paths::Paths;
-use host::proc::capture;
+use host::proc::{capture, processors};
 use kernel::tree::Tree;
 use results::report::Outcome;
 
 /// The check's name.
 pub const NAME: &str = "recorded";
 
-/// A page, and what it can be compared with.
+/// A page, by what it is checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {
     Benchmarks,
@@ -47,7 +48,7 @@ impl Page {
         }
     }
 
-    /// What records it.
+    /// The target that records it.
     fn target(self) -> &'static str {
         match self {
             Self::Benchmarks => "make bench",
@@ -58,26 +59,48 @@ impl Page {
     }
 }
 
-/// Digits of a tree's name that a page has at least.
+/// The minimum number of digits of a tree's name on a page.
 const DIGITS: usize = 12;
 
-/// Begins a page's line, which ends with one of these.
+/// The start of a page's line, and its possible ends.
 const RECORDED: &str = "Recorded on ";
 const OF_TREE: &str = ", of the series with tree `";
 const EARLIER: &str = "of an earlier form of the series";
 
-/// The line that a page has which is recorded now.
+/// The line for a page that is recorded now: date, series, machine, and the versions of
+/// the main tools.
 pub fn line(tree: &Tree) -> Result<String> {
     let mut date = Command::new("date");
     date.env("LC_ALL", "C").args(["-u", "+%-d %B %Y"]);
     let date = capture(&mut date)?.trim().to_owned();
-    // Its name says nothing of what was changed since.
-    Ok(
-        match ask(&tree.dir, &["status", "--porcelain"])?.is_empty() {
-            true => format!("{RECORDED}{date}{OF_TREE}{}`.", &name(tree)?[..DIGITS]),
-            false => format!("{RECORDED}{date}, {EARLIER}: with changes that no commit has."),
-        },
-    )
+    // The tree's name does not cover uncommitted changes.
+    let of = match ask(&tree.dir, &["status", "--porcelain"])?.is_empty() {
+        true => format!("{OF_TREE}{}`", &name(tree)?[..DIGITS]),
+        false => format!(", {EARLIER}, with changes that no commit has"),
+    };
+    let (machine, versions) = (machine(), versions().join(", "));
+    Ok(format!(
+        "{RECORDED}{date}{of}, on {machine}, with {versions}."
+    ))
+}
+
+/// This machine, in a few words.
+pub fn machine() -> String {
+    let os = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let mut lines = os.lines();
+    let os = lines.find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let os = os.unwrap_or("Linux").trim_matches('"');
+    format!("{os}, {} processors", processors())
+}
+
+/// The versions of the main programs: the first line of each version message.
+fn versions() -> Vec<String> {
+    let programs = ["gcc", "/usr/bin/rustc", "qemu-system-x86_64"];
+    let version = |program: &str| {
+        let said = capture(Command::new(program).arg("--version")).ok()?;
+        said.lines().next().map(str::to_owned)
+    };
+    programs.into_iter().filter_map(version).collect()
 }
 
 /// The series in a few words, for a report.
@@ -96,14 +119,14 @@ fn name(tree: &Tree) -> Result<String> {
     ask(&tree.dir, &["rev-parse", &format!("{}^{{tree}}", tree.tip)])
 }
 
-/// What a page says that it is of.
+/// The series that a page names.
 #[derive(Debug, PartialEq, Eq)]
 enum Claim<'a> {
-    /// The series with a tree of that name.
+    /// The series with this tree.
     Tree(&'a str),
     /// Another series, in words.
     Earlier(&'a str),
-    /// Nothing, as if it were of whatever is there.
+    /// No series. A reader would take it for the current one.
     Nothing,
 }
 
@@ -128,14 +151,14 @@ fn is_name(tree: &str) -> bool {
     tree.len() >= DIGITS && tree.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
-/// The series as it is.
+/// The current series.
 struct Series {
     tree: String,
-    /// What its patches are called, in order.
+    /// The subjects of its patches, in order.
     subjects: Vec<String>,
-    /// Files that it touches.
+    /// The files that it touches.
     files: BTreeSet<String>,
-    /// Mutants that there are.
+    /// The existing mutants.
     mutants: BTreeSet<String>,
 }
 
@@ -157,7 +180,7 @@ impl Series {
         })
     }
 
-    /// What a page of this series cannot say.
+    /// What on a page contradicts this series.
     fn contradiction(&self, page: Page, text: &str) -> Option<String> {
         let cells = |column| Vec::from_iter(rows(text).filter_map(move |row| cell(row, column)));
         match page {
@@ -189,8 +212,8 @@ impl Series {
     fn outcome(&self, page: Page, text: &str) -> Outcome {
         let (file, target) = (page.file(), page.target());
         let stale = |of: &str| {
-            let why = format!("stale: {file} is {of}; `{target}` records it anew");
-            Outcome::skipped(NAME, file, why)
+            let why = format!("stale: it is {of}; `{target}` records it anew");
+            Outcome::failed(NAME, file, why)
         };
         match Claim::of(text) {
             Claim::Tree(tree) if self.tree.starts_with(tree) => {
@@ -220,7 +243,7 @@ impl Series {
     }
 }
 
-/// Looks at each page.
+/// Checks each page.
 pub fn check(paths: &Paths, tree: &Tree) -> Result<Vec<Outcome>> {
     if paths.kdir.is_some() {
         let why = "KDIR=: recorded results are of the kernel of patches/";
@@ -235,13 +258,13 @@ pub fn check(paths: &Paths, tree: &Tree) -> Result<Vec<Outcome>> {
     PAGES.iter().map(outcome).collect()
 }
 
-/// The rows of the first table: what follows its header.
+/// The rows of the first table, after its header.
 fn rows(text: &str) -> impl Iterator<Item = &str> {
     let table = text.lines().skip_while(|line| !line.starts_with('|'));
     table.take_while(|line| line.starts_with('|')).skip(2)
 }
 
-/// A row's cell, the first being 1.
+/// A cell of a row. The first one is number 1.
 fn cell(row: &str, number: usize) -> Option<&str> {
     row.split('|').nth(number).map(str::trim)
 }
@@ -287,24 +310,21 @@ mod tests {
         ];
         for (page, table) in pages {
             assert_eq!(status(page, THIS, table), (Status::Passed, String::new()));
-            // In bold, as people write it.
+            // People may write it in bold.
             let bold = format!("**{THIS}** And more.");
             assert_eq!(status(page, &bold, table).0, Status::Passed);
         }
     }
 
     #[test]
-    fn a_page_of_another_series_is_stale_and_no_failure() {
+    fn a_page_of_another_series_fails() {
         let other = THIS.replace("cdafa752db86", "0123456789ab");
         let earlier = "**Recorded on 24 November 2026, of an earlier form of the series with 46 \
                        patches**, before it";
         for said in [&*other, earlier] {
             let (status, reason) = status(Page::Mutants, said, "");
-            assert_eq!(status, Status::Skipped);
-            assert!(
-                reason.starts_with("stale: Documentation/mutants.md is of "),
-                "{reason}"
-            );
+            assert_eq!(status, Status::Failed);
+            assert!(reason.starts_with("stale: it is of "), "{reason}");
             assert!(reason.contains("`make mutants`"), "{reason}");
         }
     }
@@ -316,7 +336,7 @@ mod tests {
             assert_eq!(status, Status::Failed, "{reason}");
             reason
         };
-        // What says nothing reads as of this series.
+        // A reader would take such a page for one of this series.
         let silent = [
             "",
             "Recorded on 24 November 2026.",
@@ -359,7 +379,11 @@ mod tests {
         let said = line(&tree).unwrap();
         let name = name(&tree).unwrap();
         assert_eq!(Claim::of(&said), Claim::Tree(&name[..DIGITS]), "{said}");
-        // What no commit has is of no series.
+        assert!(
+            said.contains(" processors, with ") && said.contains("rustc 1."),
+            "{said}"
+        );
+        // Uncommitted changes are part of no series.
         fs::write(dir.path().join("a.c"), "2").unwrap();
         let said = line(&tree).unwrap();
         assert!(matches!(Claim::of(&said), Claim::Earlier(_)), "{said}");

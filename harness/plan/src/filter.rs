@@ -1,12 +1,12 @@
-//! What `ONLY=` picks.
+//! `ONLY=`: picks jobs, kernels and checks by name.
 
 use anyhow::{Result, bail};
 use glob::{MatchOptions, Pattern};
 
 use host::status::Usage;
 
-/// A job, a topology, or both, with commas between; each may have wildcards, and `!` before
-/// it excludes what it matches.
+/// Comma-separated names: a job, a topology, or `job/topology`. A name may have wildcards.
+/// A `!` before it excludes what it matches.
 pub struct Only {
     text: String,
     words: Vec<Word>,
@@ -15,13 +15,13 @@ pub struct Only {
 #[derive(Clone)]
 struct Word {
     text: String,
-    /// `!`
+    /// It begins with `!`.
     excludes: bool,
-    /// If it has wildcards.
+    /// Set if it has wildcards.
     pattern: Option<Pattern>,
 }
 
-/// How many names an error proposes, and how much they must be like what was given.
+/// How many names an error proposes, and how similar they must be.
 const PROPOSED: usize = 5;
 const LIKE: f64 = 0.8;
 
@@ -48,7 +48,8 @@ impl Only {
         })
     }
 
-    /// Splits off what is about these names: gives those that are picked, and the rest.
+    /// Takes out the words that match any of `names`. Returns the picked names and the
+    /// remaining words.
     pub fn split(&self, names: &[&str]) -> Result<(Vec<String>, Self)> {
         let words = self.words.iter().cloned();
         let (about, rest): (Vec<_>, Vec<_>) =
@@ -79,12 +80,12 @@ impl Only {
         self.words.is_empty()
     }
 
-    /// Whether something is named, and not only excluded.
+    /// Whether a word picks something. Words with `!` only exclude.
     fn has_names(&self) -> bool {
         self.words.iter().any(|word| !word.excludes)
     }
 
-    /// Whether a `job/topology`, or something with one name, is picked.
+    /// Whether a name is picked: `job/topology`, or a name without a slash.
     pub fn picks(&self, name: &str) -> bool {
         let has = |excludes| {
             let mut words = self.words.iter().filter(|word| word.excludes == excludes);
@@ -93,14 +94,14 @@ impl Only {
         (!self.has_names() || has(false)) && !has(true)
     }
 
-    /// Whether it is picked by its name, and not just by a pattern.
+    /// Whether a word without wildcards picks it.
     pub fn picks_by_name(&self, name: &str) -> bool {
         let is_name = |word: &&Word| !word.excludes && word.pattern.is_none();
         let mut names = self.words.iter().filter(is_name);
         names.any(|word| word.matches(name)) && self.picks(name)
     }
 
-    /// An error if a word matches none of these names, or nothing is left.
+    /// Fails if a word matches none of these names, or if every name is excluded.
     pub fn check<S: AsRef<str>>(&self, names: &[S]) -> Result<()> {
         let names: Vec<_> = names.iter().map(AsRef::as_ref).collect();
         for word in &self.words {
@@ -123,7 +124,7 @@ impl Only {
         Ok(())
     }
 
-    /// The error if nothing is left to be done.
+    /// The error if nothing is picked.
     pub fn nothing(&self, why: &str) -> Result<()> {
         bail!(Usage(format!("ONLY={} picks nothing: {why}", self.text)))
     }
@@ -151,13 +152,13 @@ impl Word {
         })
     }
 
-    /// As it was given.
+    /// The word as the user wrote it.
     fn shown(&self) -> String {
         let not = if self.excludes { "!" } else { "" };
         format!("{not}{}", self.text)
     }
 
-    /// A word with a slash is the whole name, another one is a part of it.
+    /// A word with a slash matches the whole name. Another word matches a part of it.
     fn matches(&self, name: &str) -> bool {
         let options = MatchOptions {
             require_literal_separator: true,
@@ -171,14 +172,14 @@ impl Word {
     }
 }
 
-/// Names, and parts of names, that are like a word; the most alike first.
+/// Names, and parts of names, that are similar to `word`. The most similar comes first.
 fn near<'a>(word: &str, names: &[&'a str]) -> Vec<&'a str> {
     let word = word.replace(['*', '?', '[', ']'], "").to_lowercase();
     let mut found: Vec<(f64, &str)> = Vec::new();
     let parts = names.iter().flat_map(|name| name.split('/'));
     for name in names.iter().copied().chain(parts) {
         let like = strsim::jaro_winkler(&word, name);
-        // A beginning that was forgotten counts as well: `race` of `debug-race`.
+        // A part of the name counts as well: `race` of `debug-race`.
         let is_in = word.len() > 2 && name.contains(&word);
         if (like >= LIKE || is_in) && found.iter().all(|(_, other)| *other != name) {
             found.push((like, name));
@@ -244,7 +245,7 @@ mod tests {
             picked("!mlx5*,self*"),
             ["selftest/switch", "selftest/iommu"]
         );
-        // A wildcard does not reach beyond a slash.
+        // A wildcard does not match a slash.
         assert!(error("mlx5*switch").contains("picks nothing"));
     }
 

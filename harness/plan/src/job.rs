@@ -1,4 +1,4 @@
-//! The test plan (qemu/tests.toml): which jobs there are, and what each one needs.
+//! The test plan (qemu/tests.toml): the jobs, and what each one needs.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,101 +17,101 @@ use crate::topology::{Kind, Models, Scenario, Topologies, Topology};
 pub struct Plan {
     #[serde(rename = "job")]
     jobs: Vec<Spec>,
-    /// Jobs whose results must be the same.
+    /// Pairs of jobs that must have the same results.
     #[serde(default)]
     pub same: Vec<Same>,
 }
 
-/// What a job does; qemu/tests.toml says what the fields mean.
+/// What a job does. qemu/tests.toml documents the fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
-    /// Its name; `job/topology` is that of its results.
+    /// Its name. Its results are called `job/topology`.
     pub name: String,
-    /// Where it runs; `*` for all topologies with scenarios.
+    /// The topologies it runs in. `*` means all topologies with scenarios.
     pub topologies: Vec<String>,
-    /// The kernel, if not the topology's.
+    /// The kernel, if it differs from the topology's.
     pub kernel: Option<String>,
     /// The kind of its machine.
     #[serde(default)]
     pub machine: Kind,
-    /// Diff to the arguments of the model that is the NIC of a parallel machine.
+    /// More arguments for the ConnectX models of a parallel machine.
     #[serde(default)]
     pub connectx: Vec<String>,
-    /// The GPUs are models of a Pascal, with these arguments.
+    /// If set, the GPUs are models of a Pascal, with these arguments.
     pub pascal: Option<Vec<String>>,
-    /// The NICs of a parallel machine are edu.
+    /// The NICs of a parallel machine are QEMU's edu device.
     #[serde(default)]
     pub edu: bool,
-    /// The programs, as in `programs`, that play scenarios.
+    /// The programs that play scenarios, written as in `programs`.
     #[serde(default)]
     pub scenarios: Vec<String>,
-    /// What it plays, if not the topology's scenarios.
+    /// The scenarios it plays, if not the topology's.
     #[serde(default, rename = "scenario")]
     pub own: Vec<Scenario>,
-    /// Modules that are loaded first.
+    /// Modules to load first.
     #[serde(default)]
     pub load: Vec<String>,
-    /// `folder/program` of the selftests, and its arguments.
+    /// `folder/program` of the selftests, with arguments.
     #[serde(default)]
     pub programs: Vec<String>,
-    /// The kernel whose selftests the programs are, if not the one that boots.
+    /// The kernel that the selftests come from, if not the one that boots.
     pub from: Option<String>,
-    /// Scripts of the guest's side that come before the programs.
+    /// Guest scripts that run before the programs.
     #[serde(default)]
     pub prepare: Vec<String>,
-    /// Modules of rdma-core's own tests.
+    /// Modules of rdma-core's tests.
     #[serde(default)]
     pub pyverbs: Vec<String>,
-    /// Commands that those scripts define, which report as programs do.
+    /// Commands that the guest scripts define. They print KTAP as programs do.
     #[serde(default)]
     pub commands: Vec<String>,
-    /// The kernel's own tests at boot, by filter.
+    /// The filter of the KUnit tests that run at boot.
     pub kunit: Option<String>,
-    /// Memory that nothing leads to is a failure.
+    /// Memory that kmemleak reports is a failure.
     #[serde(default)]
     pub kmemleak: bool,
     /// The NIC must have read and written each GPU that it may reach.
     #[serde(default)]
     pub at_peer: bool,
-    /// What the model of a ConnectX may take, by topology.
+    /// The limits of the ConnectX model, by topology.
     #[serde(default)]
     pub bounds: BTreeMap<String, Bounds>,
-    /// What the kernel runs is kept, for `patches::coverage`.
+    /// Record code coverage of the kernel, for `patches::coverage`.
     #[serde(default)]
     pub coverage: bool,
-    /// QEMU's `-icount`, if not the machine's.
+    /// QEMU's `-icount`, if it differs from the machine's.
     pub icount: Option<String>,
-    /// Diff to the kernel's command line.
+    /// Added to the kernel's command line.
     #[serde(default)]
     pub append: Vec<String>,
     /// The environment of programs and commands.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Text in a report of the kernel's log that a test provokes.
+    /// Text of a kernel log report that a test causes on purpose.
     #[serde(default)]
     pub allow: Vec<String>,
-    /// Text in the reasons for which tests may skip, besides those of the topology;
-    /// nothing: any reason will do.
+    /// Text in the reasons for which tests may skip, in addition to the topology's. `None`
+    /// allows any reason.
     pub skips: Option<Vec<String>>,
-    /// How many tests must run and pass; others than those of its machine.
+    /// The minimum number of tests that must run and pass, not counting the machine's own.
     pub at_least: Option<usize>,
     /// Seconds until the machine counts as hung.
     pub limit: u64,
 }
 
-/// The most that the model of a ConnectX may take.
+/// The limits of a ConnectX model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bounds {
-    /// Median of RDMA writes of 4 KiB between resident pages, from doorbell to completion, in
-    /// microseconds.
+    /// Median time of 4 KiB RDMA writes between resident pages, from doorbell to
+    /// completion, in microseconds.
     pub write_us: u64,
-    /// Memory at its peak, without the machine's.
+    /// Peak memory, without the machine's, in MiB.
     pub memory_mib: u64,
 }
 
-/// Two jobs that must come out the same, test by test.
+/// Two jobs that must have the same result in every test.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Same {
@@ -127,11 +127,11 @@ pub struct Job<'a> {
     pub name: String,
     /// The kernel it boots.
     pub kernel: String,
-    /// Where.
+    /// Where it runs.
     pub topology: &'a Topology,
     /// What it does.
     pub spec: Spec,
-    /// The one test of its programs that it runs (`TEST=`); all if none.
+    /// The one test that its programs run (`TEST=`), or `None` for all.
     pub test: Option<String>,
 }
 
@@ -151,18 +151,18 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The jobs, to be changed before they are placed in topologies.
+    /// The jobs, for changes before they are placed in topologies.
     pub fn specs(&mut self) -> &mut [Spec] {
         &mut self.jobs
     }
 
-    /// All jobs in all of their topologies. Those that may take long come first, so that
-    /// in the end no processor waits for another.
+    /// All jobs in all of their topologies. Jobs that may take long come first, so that
+    /// they do not finish last alone.
     pub fn jobs<'a>(&self, topologies: &'a Topologies) -> Result<Vec<Job<'a>>> {
         let mut jobs = Vec::new();
         for spec in &self.jobs {
             let shapes = if spec.topologies == ["*"] {
-                // One without scenarios is for jobs that name it.
+                // A topology without scenarios is only for jobs that name it.
                 let mut all = topologies.all();
                 all.retain(|topology| !topology.scenarios.is_empty());
                 all
@@ -187,7 +187,7 @@ impl Plan {
 }
 
 impl Spec {
-    /// What its kind of machine does not have.
+    /// Fails if the job needs something that its kind of machine does not have.
     pub fn check(&self) -> Result<()> {
         let name = &self.name;
         for scenario in &self.own {
@@ -224,7 +224,7 @@ impl Spec {
 }
 
 impl<'a> Job<'a> {
-    /// A job that is not in the plan.
+    /// Makes a job that is not in the plan.
     pub fn alone(name: String, kernel: &str, topology: &'a Topology, spec: Spec) -> Self {
         Self {
             name,
@@ -240,7 +240,7 @@ impl<'a> Job<'a> {
         self.spec.limit
     }
 
-    /// What is run in its machine, by short names.
+    /// Short names of the programs and tests that run in its machine.
     pub fn runs(&self) -> Vec<String> {
         let spec = &self.spec;
         let programs = spec.scenarios.iter().chain(&spec.programs);
@@ -261,8 +261,8 @@ impl<'a> Job<'a> {
         !self.spec.programs.is_empty()
     }
 
-    /// Makes it run only that test of its programs. What it demands of all of its tests
-    /// together is not asked of one.
+    /// Limits its programs to that test. The requirements on all of its tests together no
+    /// longer apply.
     pub fn pick_test(&mut self, test: &str) {
         let spec = &mut self.spec;
         let mut programs = Vec::from_iter(spec.programs.iter().map(|p| with_test(p, test)));
@@ -302,7 +302,7 @@ impl<'a> Job<'a> {
         !self.spec.pyverbs.is_empty()
     }
 
-    /// Whether its machine is a parallel one.
+    /// Whether its machine is parallel.
     pub fn is_parallel(&self) -> bool {
         self.spec.machine == Kind::Parallel
     }
@@ -313,7 +313,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// A script of the guest's side that jobs may have run first.
+/// A guest script that jobs can run first.
 pub fn guest_script(root: &Path, name: &str) -> PathBuf {
     root.join("harness/guest").join(format!("{name}.sh"))
 }
@@ -323,25 +323,25 @@ pub fn split(program: &str) -> (&str, &str) {
     program.rsplit_once('/').unwrap_or((".", program))
 }
 
-/// A program, and its arguments as a shell takes them.
+/// A program and its arguments, as shell words.
 pub fn words(program: &str) -> (&str, &str) {
     program.split_once(' ').unwrap_or((program, ""))
 }
 
-/// A program with the arguments that pick one test of it, as `kselftest_harness.h` takes
-/// them; its own arguments remain as far as they exclude something.
+/// A program with the options of `kselftest_harness.h` that pick one test. Of its own
+/// arguments, only exclusions remain.
 fn with_test(program: &str, test: &str) -> String {
     let (path, arguments) = words(program);
     let words = Vec::from_iter(arguments.split_whitespace());
     let pairs = words.chunks(2);
     let excluded = pairs.filter(|pair| matches!(pair[0], "-T" | "-F" | "-V"));
-    // `fixture.test` and `fixture.variant.test` are whole names.
+    // `fixture.test` and `fixture.variant.test` are full names.
     let option = if test.contains('.') { "-r" } else { "-t" };
     let words = [path].into_iter().chain(excluded.flatten().copied());
     Vec::from_iter(words.chain([option, test])).join(" ")
 }
 
-/// Names the files of a program's run; with other arguments, it is another run.
+/// The base name of the log files of a program's run. Other arguments make another name.
 pub fn log_name(program: &str) -> String {
     let (path, arguments) = words(program);
     let (_, name) = split(path);
@@ -354,13 +354,14 @@ pub fn log_name(program: &str) -> String {
 }
 
 impl Same {
-    /// What its result belongs to.
+    /// The suite of its results.
     pub fn suite(&self) -> String {
         format!("same/{}", self.name)
     }
 }
 
-/// Every kernel that these jobs need, once. Those that most jobs wait for come first.
+/// The kernels that these jobs need, without duplicates. A kernel that more jobs wait for
+/// comes first.
 pub fn kernels_for<'a>(jobs: &[&Job<'_>], kernels: &'a Kernels) -> Vec<&'a str> {
     let waiting = |name: &str| {
         jobs.iter()

@@ -1,4 +1,4 @@
-//! The test kernels: which there are (qemu/kernels.toml), and what each is made of.
+//! The test kernels (qemu/kernels.toml), and what each is built from.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,33 +16,35 @@ use host::status::Usage;
 pub struct Kernel {
     /// Which tree it is built from.
     pub tree: Source,
+    /// A patch for that tree: a file of qemu/kernel/, without `.patch`.
+    pub patch: Option<String>,
     /// Files of qemu/kernel/, without `.config`.
     pub fragments: Vec<String>,
     /// `folder` or `folder/program` of tools/testing/selftests.
     #[serde(default)]
     pub selftests: Vec<String>,
-    /// What jobs run in the guest besides selftests.
+    /// Programs for the guest besides selftests.
     #[serde(default)]
     pub guest: bool,
-    /// What the kernel's make builds instead of a kernel that boots.
+    /// Targets that make builds instead of a bootable kernel.
     #[serde(default)]
     pub targets: Vec<String>,
-    /// That all modules can be built is a test.
+    /// Building all modules is a test.
     #[serde(default)]
     pub modules: bool,
-    /// It can be built by LLVM alone.
+    /// LLVM alone can build it.
     #[serde(default)]
     pub llvm: bool,
-    /// Another kernel of the same tree: the first build starts from a copy of its objects,
-    /// or else from those of its own seed.
+    /// Another kernel of the same tree. The first build starts from a copy of that
+    /// kernel's objects, or from the objects of that kernel's own seed.
     pub seed: Option<String>,
-    /// Only built if it is asked for by name.
+    /// Only built if the user names it.
     #[serde(default)]
     pub on_demand: bool,
 }
 
 impl Kernel {
-    /// Whether there is nothing to boot.
+    /// Whether it is only built and never boots.
     pub fn is_built_only(&self) -> bool {
         !self.targets.is_empty()
     }
@@ -67,7 +69,7 @@ impl Kernels {
         Ok(Self(settings::read(&root.join("qemu/kernels.toml"))?))
     }
 
-    /// The kernel of that name.
+    /// The kernel with that name.
     pub fn get(&self, name: &str) -> Result<&Kernel> {
         self.0.get(name).ok_or_else(|| {
             Usage(format!(
@@ -78,40 +80,39 @@ impl Kernels {
         })
     }
 
-    /// Each of these names after its seed.
+    /// These names in an order where each follows its seed.
     pub fn in_order<'a>(&self, names: &[&'a str]) -> Vec<&'a str> {
         let mut ordered = names.to_vec();
         ordered.sort_by_key(|name| self.seeds(name).count());
         ordered
     }
 
-    /// A kernel's seed, the seed of that one, and so on.
+    /// A kernel's seed, that kernel's seed, and so on.
     pub fn seeds(&self, name: &str) -> impl Iterator<Item = &str> {
         let next = |name: &str| self.0.get(name)?.seed.as_deref();
-        // A kernel that is its own seed, by whatever way round, is a mistake that
-        // a test finds; it must not become a loop.
+        // A test finds a cycle of seeds. The iterator must not loop forever on it.
         std::iter::successors(next(name), move |name| next(name)).take(self.0.len())
     }
 
-    /// The names of those of a tree.
+    /// The names of the kernels of a tree.
     pub fn of(&self, tree: Source) -> impl Iterator<Item = &str> {
         let of = self.0.iter().filter(move |(_, kernel)| kernel.tree == tree);
         of.map(|(name, _)| name.as_str())
     }
 
-    /// Whether to build it is a test.
+    /// Whether building it is a test.
     pub fn is_test(&self, name: &str) -> bool {
         let kernel = self.0.get(name);
         kernel.is_some_and(|kernel| kernel.modules || kernel.is_built_only())
     }
 
-    /// The names of those that it is a test to build.
+    /// The names of the kernels whose build is a test.
     pub fn tests(&self) -> Vec<&str> {
         let tests = self.0.iter().filter(|(name, _)| self.is_test(name));
         tests.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The names of those that `only` picks; of those on demand it must have the names.
+    /// The names of the kernels that `only` picks. On-demand kernels must be picked by name.
     pub fn picked(&self, only: &Only) -> Vec<&str> {
         let is_picked = |name: &str, kernel: &Kernel| match kernel.on_demand {
             true => only.picks_by_name(name),
@@ -148,7 +149,7 @@ mod tests {
             if let Some(seed) = &kernel.seed {
                 assert_eq!(kernels.get(seed).unwrap().tree, kernel.tree, "{name}");
             }
-            // Programs need a kernel to run on.
+            // Programs need a bootable kernel.
             assert!(!kernel.is_built_only() || kernel.selftests.is_empty());
         }
         assert!(!kernels.tests().is_empty());
@@ -170,7 +171,7 @@ mod tests {
         assert_eq!(order, ["base", "plain", "rdma", "debug"]);
         assert!(kernels.of(Source::Base).eq(["base"]));
         let picked = |text| kernels.picked(&Only::new(text).unwrap());
-        // One on demand wants its whole name.
+        // An on-demand kernel must be named in full.
         assert!(!picked(None).contains(&"drivers"));
         assert!(!picked(Some("!plain")).contains(&"drivers"));
         assert_eq!(picked(Some("drivers")), ["drivers"]);

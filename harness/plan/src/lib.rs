@@ -1,5 +1,5 @@
-//! What is tested: jobs, topologies and kernels, which are files in qemu/, and which of
-//! them a user picks.
+//! What is tested: the jobs, topologies and kernels that files in qemu/ describe, and the
+//! user's choice of them.
 
 #![warn(unused_crate_dependencies)]
 

@@ -1,4 +1,4 @@
-//! `SHARD=1/4`: the first of four parts that together are everything.
+//! `SHARD=1/4`: the first of four parts. Together the parts cover everything.
 
 use std::collections::BTreeSet;
 
@@ -6,25 +6,25 @@ use anyhow::{Result, bail};
 
 use host::status::Usage;
 
-/// Which part.
+/// One of several parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     number: usize,
     of: usize,
 }
 
-/// What cannot be divided, because results are compared.
+/// A set of names that must stay in one shard, because their results are compared.
 #[derive(Clone, Debug, Default)]
 pub struct Unit {
     /// Jobs, checks, or kernels whose build is a test.
     pub names: Vec<String>,
-    /// How long they take, kernels aside.
+    /// How long they take without kernel builds.
     pub seconds: f64,
     /// Kernels that must be built for them.
     pub kernels: BTreeSet<String>,
 }
 
-/// What it costs a shard to need one more kernel: a build from nothing, in seconds.
+/// The cost in seconds of one more kernel for a shard: a build from scratch.
 const KERNEL: f64 = 600.0;
 
 impl Shard {
@@ -40,12 +40,12 @@ impl Shard {
         }
     }
 
-    /// The names in this shard. Each name is in one shard, as long as all are asked about
-    /// the same units.
+    /// The names in this shard. Each name is in exactly one shard if every shard gets the
+    /// same units.
     pub fn picked(self, mut units: Vec<Unit>) -> BTreeSet<String> {
-        // Next to each other, units of the same kernels are mostly in one shard.
+        // Sorted by kernels, units with the same kernels mostly end up in one shard.
         units.sort_by(|one, other| (&one.kernels, &one.names).cmp(&(&other.kernels, &other.names)));
-        // More shards than units have nothing to do.
+        // If there are more shards than units, the rest are empty.
         let mut ends = vec![0];
         ends.extend(cut(&units, self.of.min(units.len())));
         let Some(&end) = ends.get(self.number) else {
@@ -56,11 +56,11 @@ impl Shard {
     }
 }
 
-/// Cuts a row into so many parts that the one which takes longest takes as short as
-/// possible; gives the end of each part.
+/// Cuts a row into `parts` parts so that the longest part is as short as possible. Returns
+/// the end of each part.
 fn cut(units: &[Unit], parts: usize) -> Vec<usize> {
     let count = units.len();
-    // For each number of units, the time of the longest part and where the last one begins.
+    // For each number of units: the time of the longest part, and where the last part begins.
     let mut rounds: Vec<Vec<(f64, usize)>> = Vec::new();
     let mut before = vec![f64::INFINITY; count + 1];
     before[0] = 0.0;
@@ -152,7 +152,7 @@ mod tests {
         let parts = shards(&units, 2);
         let of_the_long = parts.iter().find(|part| part.contains("very-long"));
         assert!(of_the_long.unwrap().len() <= 2, "{parts:?}");
-        // Without times, by number.
+        // With equal times, the number of units decides.
         for unit in &mut units {
             unit.seconds = 60.0;
         }

@@ -1,4 +1,4 @@
-//! Topologies: the files of qemu/topologies, and what QEMU is told for them.
+//! Topologies: the files of qemu/topologies, and the QEMU arguments for them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,36 +20,36 @@ pub struct Topology {
     pub name: String,
     /// The shape, in a line.
     pub summary: String,
-    /// Its place in tables; those without one follow by name.
+    /// Its position in tables. Topologies without one follow by name.
     pub order: Option<u32>,
-    /// The kernel that the demo boots in it.
+    /// The kernel that the demo boots.
     pub kernel: String,
-    /// QEMU's CPU model. The kernel decides by it whether a host bridge can
-    /// forward peer-to-peer requests.
+    /// QEMU's CPU model. From it, the kernel decides whether a host bridge can forward
+    /// peer-to-peer requests.
     pub cpu: String,
-    /// Diff to the kernel's command line.
+    /// Added to the kernel's command line.
     #[serde(default)]
     pub append: Vec<String>,
-    /// `-device` arguments, before GPUs and NICs.
+    /// `-device` arguments that come before GPUs and NICs.
     pub devices: Vec<String>,
-    /// Test GPUs in the order in which the guest finds them.
+    /// Test GPUs, in the order in which the guest finds them.
     pub gpus: Vec<Gpu>,
-    /// Test NICs, likewise.
+    /// Test NICs, in the same kind of order.
     pub nics: Vec<Nic>,
-    /// Module parameters by module.
+    /// Parameters of each module.
     #[serde(default)]
     pub modules: BTreeMap<String, String>,
-    /// Whether an IOMMU translates: peer addresses are then IOVAs.
+    /// Whether an IOMMU translates. Peer addresses are then IOVAs.
     #[serde(default)]
     pub iommu: bool,
-    /// What a NIC's requests may be.
+    /// The requests that a NIC may send.
     pub requests: Requests,
     /// `P2PTEST_EXPECT` of the selftests.
     pub expect: String,
     /// Text in the reasons for which selftests may skip here.
     #[serde(default)]
     pub skips: Vec<String>,
-    /// What the demo plays. Without one, the topology is for jobs that name it.
+    /// The scenarios of the demo. A topology without any is only for jobs that name it.
     #[serde(rename = "scenario", default)]
     pub scenarios: Vec<Scenario>,
 }
@@ -64,7 +64,7 @@ pub struct Gpu {
     pub vram: String,
 }
 
-/// An edu device, or in a parallel machine a ConnectX.
+/// An edu device. In a parallel machine, a ConnectX.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nic {
@@ -72,23 +72,23 @@ pub struct Nic {
     pub bus: String,
 }
 
-/// What the driver of a NIC may have it send, by where the NIC is.
+/// The requests that a NIC's driver may make it send. They depend on where the NIC is.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requests {
-    /// With addresses that were translated beforehand (ATS).
+    /// Requests with addresses that were translated beforehand (ATS).
     pub ats: bool,
-    /// To a peer with relaxed ordering.
+    /// Requests with relaxed ordering to a peer.
     pub relaxed_at_peer: bool,
-    /// To these GPUs, by their numbers.
+    /// The numbers of the GPUs that it may reach.
     pub peers: Vec<usize>,
 }
 
-/// A scenario of p2p_demo and what must come of it.
+/// A scenario of p2p_demo and its expected result.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// p2p_demo's name for it.
+    /// Its name in p2p_demo.
     pub name: String,
     /// Size of the buffer.
     pub pages: u64,
@@ -96,8 +96,11 @@ pub struct Scenario {
     pub kind: String,
     /// Pages that the NIC reaches in the GPU.
     pub peer: u64,
-    /// Pages that had to come home.
+    /// Pages that had to migrate to host memory.
     pub home: u64,
+    /// Calls of `hmm_range_fault()` that the test NIC needs. Other NICs report none.
+    #[serde(default)]
+    pub faults: u64,
 }
 
 /// qemu/machine.toml
@@ -110,42 +113,42 @@ pub struct Machine {
     pub cpus: u32,
     /// QEMU's `-machine`, besides the type.
     pub properties: String,
-    /// QEMU's `-global`, for devices that are not named in a topology.
+    /// QEMU's `-global`, for devices that no topology names.
     pub globals: Vec<String>,
     /// The kernel's command line.
     pub append: Vec<String>,
-    /// What counting machines have besides.
+    /// Additions for counting machines.
     pub counting: Counting,
-    /// What parallel machines have besides.
+    /// Additions for parallel machines.
     pub parallel: Parallel,
-    /// What modules are loaded with.
+    /// Module parameters.
     pub modules: BTreeMap<String, Since>,
 }
 
-/// Which of the two kinds a machine is.
+/// The kind of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Its clock counts instructions and its CPUs take turns. The NIC is edu.
+    /// The clock counts instructions and the CPUs take turns. The NIC is edu.
     #[default]
     Counting,
-    /// Its CPUs run side by side. The NIC is a model of a ConnectX, a process of its own.
+    /// The CPUs run in parallel. The NIC is a model of a ConnectX, in its own process.
     Parallel,
 }
 
-/// The devices of a parallel machine that are models, processes of their own.
+/// The devices of a parallel machine that are models in their own processes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Models<'a> {
-    /// Diff to the arguments of the model of a ConnectX.
+    /// More arguments for the model of a ConnectX.
     pub connectx: &'a [String],
-    /// The GPUs are models of a Pascal, with these arguments, and not the test GPU.
+    /// If set, the GPUs are models of a Pascal with these arguments, instead of the test GPU.
     pub pascal: Option<&'a [String]>,
-    /// The NICs are edu even so, which is part of QEMU.
+    /// The NICs are QEMU's edu device instead of models.
     pub edu: bool,
 }
 
 impl Models<'_> {
-    /// Whether the NICs of such a machine are models.
+    /// Whether the NICs of such a machine are ConnectX models.
     pub fn has_connectx(&self, kind: Kind) -> bool {
         kind == Kind::Parallel && !self.edu
     }
@@ -163,8 +166,8 @@ impl Models<'_> {
 pub struct Counting {
     /// QEMU's `-icount`.
     pub icount: String,
-    /// Diff to the kernel's command line for jobs of tests; the demo and the benchmark go
-    /// without.
+    /// Added to the kernel's command line for test jobs, but not for the demo and the
+    /// benchmark.
     pub append_for_tests: Vec<String>,
 }
 
@@ -174,22 +177,24 @@ pub struct Counting {
 pub struct Parallel {
     /// QEMU's `-accel`.
     pub accel: String,
-    /// Diff to the kernel's command line.
+    /// More of QEMU's `-global`, besides the ones of every machine.
+    pub globals: Vec<String>,
+    /// Added to the kernel's command line.
     pub append: Vec<String>,
 }
 
-/// Parameters of a module that want a recent QEMU.
+/// Parameters of a module that need a recent QEMU.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Since {
-    /// QEMU's major version.
+    /// The lowest major version of QEMU that gets them.
     pub qemu: u32,
-    /// As insmod takes them.
+    /// Written as for insmod.
     pub parameters: String,
 }
 
 impl Machine {
-    /// What a module is loaded with in a topology, by a QEMU of this major version.
+    /// The parameters of a module in a topology, with a QEMU of this major version.
     pub fn parameters(&self, module: &str, qemu: u32, topology: &Topology) -> String {
         let here = self.modules.get(module).filter(|since| qemu >= since.qemu);
         let here = here.map(|since| since.parameters.as_str());
@@ -206,8 +211,8 @@ impl Machine {
         self.append.iter().chain(own)
     }
 
-    /// QEMU's arguments for a kind of machine in a topology; `icount`, if not this
-    /// machine's. Files are named relative to QEMU's directory.
+    /// QEMU's arguments for a kind of machine in a topology. `icount` replaces the
+    /// machine's. File names are relative to QEMU's directory.
     pub fn qemu(
         &self,
         kind: Kind,
@@ -226,8 +231,7 @@ impl Machine {
             }
             Kind::Parallel => {
                 add("-accel", self.parallel.accel.clone());
-                // QEMU hands this file to the model, which reads and writes it as a NIC
-                // reads and writes memory.
+                // QEMU passes this file to the model, which does DMA in it as a NIC does.
                 let memory = &self.memory;
                 add(
                     "-object",
@@ -237,7 +241,11 @@ impl Machine {
             }
         }
         add("-machine", self.properties.clone());
-        for global in &self.globals {
+        let own = match kind {
+            Kind::Counting => &[][..],
+            Kind::Parallel => &self.parallel.globals,
+        };
+        for global in self.globals.iter().chain(own) {
             add("-global", global.clone());
         }
         args.extend(topology.qemu(kind, models));
@@ -245,7 +253,7 @@ impl Machine {
     }
 }
 
-/// All topologies, and the machine they are in.
+/// All topologies, and their machine.
 #[derive(Clone)]
 pub struct Topologies {
     /// The machine.
@@ -254,7 +262,13 @@ pub struct Topologies {
 }
 
 impl Topologies {
-    /// The topology of that name, to be changed by a test.
+    /// Makes parallel machines use KVM. Counting machines cannot, because KVM counts no
+    /// instructions.
+    pub fn use_kvm(&mut self) {
+        self.machine.parallel.accel = "kvm".to_owned();
+    }
+
+    /// The topology of that name, for a test to change.
     pub fn get_mut(&mut self, name: &str) -> &mut Topology {
         self.by_name.get_mut(name).expect("it is there")
     }
@@ -297,14 +311,14 @@ impl Topologies {
     /// All of them, in the order of tables.
     pub fn all(&self) -> Vec<&Topology> {
         let mut all: Vec<_> = self.by_name.values().collect();
-        // By name already: the sort is stable.
+        // The list is sorted by name already, and the sort is stable.
         all.sort_by_key(|topology| topology.order.unwrap_or(u32::MAX));
         all
     }
 }
 
 impl Scenario {
-    /// Whether what is expected can come of it.
+    /// Fails if the expected result is impossible.
     pub fn check(&self) -> Result<()> {
         if self.peer + self.home > self.pages {
             bail!("scenario {}: more pages expected than there are", self.name);
@@ -322,7 +336,7 @@ impl Scenario {
 impl Topology {
     fn check(&self) -> Result<()> {
         self.scenarios.iter().try_for_each(Scenario::check)?;
-        // What selftests expect is seen from the first NIC.
+        // Selftests' expectations are from the first NIC's point of view.
         let peers = &self.requests.peers;
         for (number, path) in self.expect.split(',').enumerate() {
             let is_peer = matches!(path, "bus_addr" | "host_bridge");
@@ -345,8 +359,8 @@ impl Topology {
         };
         add("-cpu", self.cpu.clone());
         for device in &self.devices {
-            // A device of another process learns of mappings only if the guest's driver
-            // tells the IOMMU of each of them, which it does in this mode.
+            // A device in another process sees a mapping only if the guest's driver
+            // notifies the IOMMU of it. Caching mode makes the driver do so.
             let is_iommu = device.split(',').next() == Some("intel-iommu");
             let more = match kind {
                 Kind::Parallel if is_iommu => ",caching-mode=on",
@@ -374,7 +388,7 @@ impl Topology {
             let device = if models.has_connectx(kind) {
                 vfio_user(&nic.bus, &connectx(n))
             } else {
-                // All of an address reaches the bus; the driver sets its own mask.
+                // The device can use all address bits. The driver sets its own mask.
                 format!("edu,bus={},dma_mask=0xffffffffffffffff", nic.bus)
             };
             add("-device", device);
@@ -383,12 +397,12 @@ impl Topology {
     }
 }
 
-/// A device that is a model, on this bus.
+/// A model, as a device on this bus.
 ///
-/// QEMU does not wait for writes, as a CPU does not. A read waits for all writes before it,
-/// so it may take longer on a busy host than the 5 s after which QEMU gives the device up.
+/// QEMU does not wait for writes, as a CPU does not. A read waits for all writes before
+/// it, so on a busy host it may take longer than QEMU's default timeout of 5 s.
 fn vfio_user(bus: &str, model: &str) -> String {
-    // Only JSON can say what is inside of a property.
+    // A nested property needs JSON.
     json!({
         "driver": "vfio-user-pci",
         "bus": bus,
@@ -398,17 +412,17 @@ fn vfio_user(bus: &str, model: &str) -> String {
     .to_string()
 }
 
-/// The file that is the VRAM of GPU `n`.
+/// The file that holds the VRAM of GPU `n`.
 pub fn vram(n: usize) -> String {
     format!("vram{n}")
 }
 
-/// Names the files of the model that is NIC `n` of a parallel machine.
+/// The base name of the files of the model for NIC `n` of a parallel machine.
 pub fn connectx(n: usize) -> String {
     format!("connectx{n}")
 }
 
-/// Names the files of the model that is GPU `n` of a parallel machine.
+/// The base name of the files of the model for GPU `n` of a parallel machine.
 pub fn pascal(n: usize) -> String {
     format!("pascal{n}")
 }
@@ -478,7 +492,10 @@ mod tests {
         assert!(!parallel.contains("-icount") && !parallel.contains("edu,"));
         assert!(parallel.contains("-accel tcg,thread=multi "));
         assert!(parallel.contains("size=2G -machine memory-backend=ram "));
-        // The NIC asks for the IOMMU when it is made.
+        // In a counting machine, this option would change the figures.
+        let fast_strings = "-global x86_64-cpu.erms=off ";
+        assert!(parallel.contains(fast_strings) && !counting.contains(fast_strings));
+        // The NIC looks up its IOMMU when QEMU creates it, so the IOMMU comes first.
         let (before, nic) = parallel.split_once("-device {").unwrap();
         assert!(before.contains("-device intel-iommu,intremap=off,caching-mode=on "));
         let nic: serde_json::Value = serde_json::from_str(&format!("{{{nic}")).unwrap();
@@ -503,6 +520,22 @@ mod tests {
             .machine
             .qemu(Kind::Counting, &models, Some("shift=0"), iommu);
         assert_eq!(other[..2], ["-icount", "shift=0"]);
+    }
+
+    #[test]
+    fn kvm_is_for_parallel_machines() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut topologies = Topologies::read(&root).unwrap();
+        topologies.use_kvm();
+        let (machine, switch) = (&topologies.machine, topologies.get("switch").unwrap());
+        let args = |kind| {
+            machine
+                .qemu(kind, &Models::default(), None, switch)
+                .join(" ")
+        };
+        assert!(args(Kind::Parallel).contains("-accel kvm "));
+        let counting = args(Kind::Counting);
+        assert!(counting.contains("-icount ") && !counting.contains("kvm"));
     }
 
     #[test]
@@ -551,7 +584,7 @@ mod tests {
         assert!(!check("bus_addr,topology", "0,1", one));
         assert!(!check("topology,topology", "0", one));
         assert!(!check("bus_addr,bus_addr,bus_addr", "0,1,2", one));
-        // Another NIC may reach what the first one does not, and not the other way round.
+        // Another NIC may reach a GPU that the first NIC does not reach, but not vice versa.
         let two = format!("{one},{one}");
         assert!(check("bus_addr,topology", "0,1", &two));
         assert!(!check("bus_addr,topology", "1", &two));

@@ -1,8 +1,8 @@
-//! A cache of results that cannot have changed, because none of their inputs has: what
-//! the base does, and what the kernel's scripts say of the patches.
+//! A cache of results that only change when one of their inputs does: tests on the base
+//! kernel, and the kernel scripts' checks of the patches.
 //!
-//! What the series does in a machine is not cached: a second run may find what the first
-//! one did not. Failures are not cached either.
+//! Results of the series in a machine are not cached: a second run may find what the first
+//! one missed. Failures are not cached either.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ use sha2::{Digest, Sha256};
 use crate::report::Outcome;
 use host::paths::{Paths, hex};
 
-/// What the progress says of a result that is in the cache.
+/// The progress message for a cached result.
 pub const HIT: &str = "as before: nothing has changed";
 
-/// Where they are; `make clean` removes them.
+/// The directory of the cache. `make clean` removes it.
 pub struct Cache {
     dir: PathBuf,
-    /// `FORCE=1`: what is there does not count.
+    /// `FORCE=1`: ignore existing entries.
     force: bool,
 }
 
-/// A file of that directory.
+/// A file in that directory.
 #[derive(Serialize, Deserialize)]
 struct Record {
     key: String,
@@ -34,7 +34,7 @@ struct Record {
 }
 
 impl Cache {
-    /// Those of this repository. `force`: everything is looked for again.
+    /// The cache of this repository. `force` ignores existing entries.
     pub fn new(paths: &Paths, force: bool) -> Self {
         let dir = paths.results().join("cache");
         Self { dir, force }
@@ -48,19 +48,19 @@ impl Cache {
         if self.force {
             return None;
         }
-        // One that cannot be read is as good as none.
+        // An entry that cannot be read counts as missing.
         let text = fs::read(self.file(name)).ok()?;
         let record = serde_json::from_slice::<Record>(&text).ok()?;
         (record.key == key).then_some(record)
     }
 
-    /// Whether there are results of that name from the same inputs.
+    /// Whether the cache has results of that name from the same inputs.
     pub fn has(&self, name: &str, inputs: Inputs) -> bool {
         self.record(name, &inputs.key()).is_some()
     }
 
-    /// The results of that name, and whether they were there already: if they are from
-    /// the same inputs, they are not looked for again.
+    /// Returns the results of that name, and whether they came from the cache. Calls
+    /// `find` only if the cache has none from the same inputs.
     pub fn or_find(
         &self,
         name: &str,
@@ -73,7 +73,9 @@ impl Cache {
         }
         let file = self.file(name);
         let outcomes = find()?;
-        let is_good = |outcome: &Outcome| outcome.status != Status::Failed;
+        // Caching a flaky result would hide that it is flaky.
+        let is_good =
+            |outcome: &Outcome| outcome.status != Status::Failed && outcome.flaky.is_empty();
         if !outcomes.is_empty() && outcomes.iter().all(is_good) {
             let record = Record { key, outcomes };
             fs::create_dir_all(&self.dir).with_context(|| self.dir.display().to_string())?;
@@ -85,18 +87,18 @@ impl Cache {
     }
 }
 
-/// What results depend on.
+/// Everything that results depend on.
 #[derive(Clone)]
 pub struct Inputs(Sha256);
 
-/// What distributions write when a package changes: Debian's, Fedora's, Alpine's.
+/// The package databases of Debian, Fedora and Alpine. They change with every package.
 const PACKAGES: [&str; 3] = [
     "/var/lib/dpkg/status",
     "/usr/lib/sysimage/rpm/rpmdb.sqlite",
     "/lib/apk/db/installed",
 ];
 
-/// The parts of this tool that boot machines and judge what they say, in harness/.
+/// The parts of this tool in harness/ that boot machines and judge their output.
 const RUNNING: [&str; 9] = [
     "jobs/src/claims.rs",
     "jobs/src/nic.rs",
@@ -110,16 +112,16 @@ const RUNNING: [&str; 9] = [
 ];
 
 impl Inputs {
-    /// This program, and the packages of the machine: QEMU, Perl, a guest's files.
+    /// This program, and the installed packages: QEMU, Perl, files for the guest.
     pub fn new() -> Result<Self> {
         let mut inputs = Self(Sha256::new());
-        // The path of a binary that cargo has replaced meanwhile leads nowhere.
+        // Open the running binary: cargo may have replaced the file at its path.
         inputs.path(Path::new("/proc/self/exe"))?;
         inputs.packages(&PACKAGES.map(Path::new))?;
         Ok(inputs)
     }
 
-    /// Of this program only the parts that boot and judge, for results that take hours.
+    /// Only the parts of this program that boot and judge, for results that take hours.
     pub fn of_running(root: &Path) -> Result<Self> {
         let mut inputs = Self(Sha256::new());
         for part in RUNNING {
@@ -134,25 +136,25 @@ impl Inputs {
             self.path(list)?;
         }
         if lists.is_empty() {
-            // Nobody knows what has changed since another moment.
+            // Without a package database, no two moments are the same.
             self.text(&format!("{:?}", SystemTime::now()));
         }
         Ok(())
     }
 
-    /// A text.
+    /// Adds a text.
     pub fn text(&mut self, text: &str) {
         self.0.update(text.len().to_le_bytes());
         self.0.update(text);
     }
 
-    /// A file, or all files in a folder: names and contents. Where it is does not count,
-    /// because the same files in another checkout give the same results.
+    /// Adds a file, or all files in a folder: names and contents. Its location does not
+    /// count, because the same files in another checkout give the same results.
     pub fn path(&mut self, path: &Path) -> Result<()> {
         self.named(&name(path), path)
     }
 
-    /// The same, known by another name.
+    /// Adds the same under another name.
     fn named(&mut self, known_as: &Path, path: &Path) -> Result<()> {
         if path.is_dir() {
             let entries = fs::read_dir(path).with_context(|| path.display().to_string())?;
@@ -171,7 +173,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// A name for all of it.
+    /// A key that stands for all inputs.
     pub fn key(self) -> String {
         hex(&self.0.finalize())
     }
@@ -234,7 +236,7 @@ mod tests {
         assert!(!cache.has("a/b", inputs("one")));
         let (outcomes, was_cached) = find(&cache, "one", &Outcome::passed("a/b", "x"));
         assert!(!was_cached && outcomes[0].status == Status::Passed);
-        // It is there for those who come later.
+        // A forced run still writes the cache.
         cache.force = false;
         let (outcomes, was_cached) = find(&cache, "one", &Outcome::skipped("a/b", "x", "y"));
         assert!(was_cached && outcomes[0].status == Status::Passed);
@@ -260,7 +262,7 @@ mod tests {
     #[test]
     fn this_program_counts() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        // Each part is where it is said to be.
+        // Each part exists at its path.
         let running = || Inputs::of_running(&root).unwrap().key();
         assert_eq!(running(), running());
         assert_ne!(running(), Inputs(Sha256::new()).key());
@@ -276,6 +278,15 @@ mod tests {
         let (outcomes, was_cached) = find(&cache, "one", &Outcome::passed("a/b", "x"));
         assert!(!was_cached);
         assert_eq!(outcomes[0].status, Status::Passed);
+    }
+
+    #[test]
+    fn what_is_flaky_is_looked_for_again() {
+        let (_dir, cache) = cache();
+        let mut flaky = Outcome::passed("a/b", "x");
+        flaky.flaky.push("lost a byte".into());
+        find(&cache, "one", &flaky);
+        assert!(!find(&cache, "one", &Outcome::passed("a/b", "x")).1);
     }
 
     #[test]

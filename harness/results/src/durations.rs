@@ -1,5 +1,5 @@
-//! How long jobs and checks took when they were last run: the longest are started first,
-//! and shards are made by it.
+//! The durations of jobs and checks in their last run. The longest start first, and shards
+//! depend on them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ const FILE: &str = "durations.json";
 pub struct Durations(BTreeMap<String, f64>);
 
 impl Durations {
-    /// What is known; a file that cannot be read is as good as none.
+    /// Reads the durations. A file that cannot be read counts as empty.
     pub fn read(results: &Path) -> Self {
         let text = fs::read(results.join(FILE)).ok();
         Self(
@@ -24,12 +24,12 @@ impl Durations {
         )
     }
 
-    /// How long that one took, if it is known.
+    /// The duration of a job or check, if it is known.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.get(name).copied()
     }
 
-    /// Takes over what was measured.
+    /// Merges measured durations and writes them.
     pub fn update(&mut self, results: &Path, measured: BTreeMap<String, f64>) -> Result<()> {
         self.0.extend(measured);
         let file = results.join(FILE);

@@ -1,4 +1,4 @@
-//! Results of tests: reported, cached, and how long they took.
+//! Test results: reports, the cache, and durations.
 
 #![warn(unused_crate_dependencies)]
 

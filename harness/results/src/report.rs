@@ -1,4 +1,4 @@
-//! Results: counted, written as JSON and JUnit, and told at the end.
+//! Test results: counts, JSON, JUnit, and the summary at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,24 +27,24 @@ pub struct Outcome {
     pub status: Status,
     /// Why it failed or was skipped.
     pub reason: String,
-    /// What was printed before.
+    /// What it printed before.
     pub log: Vec<String>,
-    /// It failed because something that it needs is not there: an error in JUnit's words.
+    /// It failed because something that it needs is missing. JUnit calls that an error.
     #[serde(default)]
     pub could_not_run: bool,
-    /// The file that says more, as seen from the repository.
+    /// The file with more details, relative to the repository.
     #[serde(default)]
     pub log_file: Option<String>,
-    /// How long it took, where that is known, in seconds.
+    /// How long it took, in seconds, if that is known.
     #[serde(default)]
     pub seconds: Option<f64>,
-    /// The command that does it again, if it failed.
+    /// The command that repeats it, if it failed.
     #[serde(default)]
     pub repeat: Option<String>,
     /// Its row in the demo's table.
     #[serde(default)]
     pub row: Option<page::Row>,
-    /// Why it failed before it passed (`RETRIES=`).
+    /// The reasons of its failures before it passed (`RETRIES=`).
     #[serde(default)]
     pub flaky: Vec<String>,
 }
@@ -73,7 +73,7 @@ impl Outcome {
         Self::new(suite, name, Status::Skipped, reason.into())
     }
 
-    /// A test that fails if there is something to say.
+    /// A test that fails if there is an error message.
     pub fn unless(suite: &str, name: &str, trouble: Option<String>) -> Self {
         match trouble {
             None => Self::passed(suite, name),
@@ -81,7 +81,7 @@ impl Outcome {
         }
     }
 
-    /// With the file that says more, as seen from the repository.
+    /// Adds the file with more details, relative to the repository.
     pub fn with_log(mut self, file: String) -> Self {
         self.log_file = Some(file);
         self
@@ -126,32 +126,32 @@ pub struct Report {
     pub command: String,
     /// The machine that it ran on.
     pub host: String,
-    /// What was tested, and with what: a name, and a text.
+    /// What was tested, and with what, as pairs of a name and a text.
     pub of: Vec<(String, String)>,
     /// How long all of it took, in seconds.
     pub taken: f64,
     /// How long each suite took, in seconds.
     pub seconds: BTreeMap<String, f64>,
-    /// How long kernels took to build, in seconds; little if nothing had changed.
+    /// How long kernels took to build, in seconds. A build without changes takes little time.
     pub builds: BTreeMap<String, f64>,
-    /// Suites whose results were there, from the same inputs.
+    /// Suites whose results came from the cache.
     pub cached: BTreeSet<String>,
-    /// The suites that were to be run.
+    /// The suites that the user picked.
     pub picked: BTreeSet<String>,
-    /// With `REPEAT=`, the round that these are the results of.
+    /// With `REPEAT=`, the round of these results.
     pub round: Option<u32>,
-    /// The error that ended the run early; the outcomes are those before it.
+    /// The error that ended the run early. The outcomes are from before the error.
     pub aborted: Option<String>,
 }
 
-/// The files that a run writes, and the first of them from the run before.
+/// The files that a run writes. `PREVIOUS` is the JSON of the run before.
 const JSON: &str = "report.json";
 const JUNIT: &str = "report.xml";
 /// The page that people read.
 pub const PAGE: &str = "report.html";
 const PREVIOUS: &str = "previous.json";
 
-/// Suites that the table of the slowest lists.
+/// How many suites the table of the slowest lists.
 const SLOWEST: usize = 10;
 
 impl From<Vec<Outcome>> for Report {
@@ -164,7 +164,7 @@ impl From<Vec<Outcome>> for Report {
 }
 
 impl Report {
-    /// How many ended so.
+    /// How many tests ended with that status.
     pub fn count(&self, status: Status) -> usize {
         self.outcomes
             .iter()
@@ -183,9 +183,9 @@ impl Report {
         )
     }
 
-    /// What people need to see of failures and skips; `repeat` is the command
-    /// that does an outcome again.
-    pub fn tell(&self, repeat: impl Fn(&Outcome) -> String) -> String {
+    /// The failures and skips, for people. `repeat` returns the command that repeats an
+    /// outcome.
+    pub fn summary(&self, repeat: impl Fn(&Outcome) -> String) -> String {
         let mut text = String::new();
         for outcome in &self.outcomes {
             if outcome.status == Status::Failed {
@@ -215,14 +215,14 @@ impl Report {
         text
     }
 
-    /// How long suites took that were run.
+    /// The durations of suites that ran, without cached ones.
     pub fn measured(&self) -> BTreeMap<String, f64> {
         let mut measured = self.seconds.clone();
         measured.retain(|suite, _| !self.cached.contains(suite));
         measured
     }
 
-    /// The suites and builds that took longest, for who wants the run to be shorter.
+    /// The suites and builds that took longest.
     pub fn slowest(&self) -> String {
         let suites = self.seconds.iter();
         let suites = suites.map(|(suite, taken)| (taken, suite.clone()));
@@ -239,8 +239,8 @@ impl Report {
         text
     }
 
-    /// Puts aside what an earlier run wrote, so that nobody takes it for this run's.
-    /// [`Report::previous`] still has it, also if this run is interrupted.
+    /// Sets the files of an earlier run aside, so that nobody takes them for this run's.
+    /// [`Report::previous`] still finds that report, even if this run is interrupted.
     pub fn put_aside(dir: &Path) {
         let _ = fs::rename(dir.join(JSON), dir.join(PREVIOUS));
         for name in [JUNIT, PAGE] {
@@ -248,9 +248,9 @@ impl Report {
         }
     }
 
-    /// The last run's, once it was put aside.
+    /// The report of the last run.
     pub fn previous(dir: &Path) -> Result<Self> {
-        // Or not yet, for who only looks.
+        // The file has its old name until a new run sets it aside.
         let files = [dir.join(JSON), dir.join(PREVIOUS)];
         let file = files
             .iter()
@@ -260,8 +260,8 @@ impl Report {
         serde_json::from_slice(&text).with_context(|| file.display().to_string())
     }
 
-    /// The suites that are to be run again: those of which something failed, and those
-    /// that a run which was aborted did not come to.
+    /// The suites to run again: suites with a failure, and suites that an aborted run did
+    /// not reach.
     pub fn unfinished(&self) -> BTreeSet<&str> {
         let is_failed = |outcome: &&Outcome| outcome.status == Status::Failed;
         let failed = self.outcomes.iter().filter(is_failed);
@@ -274,8 +274,9 @@ impl Report {
         suites
     }
 
-    /// Writes a log for each suite with failures that have none, of all that is known of
-    /// them. `short` gives a path as seen from the repository.
+    /// Writes a log for each suite that has failures without a log file. It contains
+    /// everything that is known about them. `short` makes a path relative to the
+    /// repository.
     pub fn write_logs(&mut self, dir: &Path, short: impl Fn(&Path) -> String) -> Result<()> {
         let is_without =
             |outcome: &&mut Outcome| outcome.status == Status::Failed && outcome.log_file.is_none();
@@ -295,7 +296,7 @@ impl Report {
         Ok(())
     }
 
-    /// Notes for each failure the command that does it again.
+    /// Stores for each failure the command that repeats it.
     pub fn note_repeats(&mut self, repeat: impl Fn(&Outcome) -> String) {
         let all = self.outcomes.iter_mut();
         for outcome in all.filter(|outcome| outcome.status == Status::Failed) {
@@ -368,7 +369,7 @@ impl Report {
             suites.push(suite);
         }
         for suite in &mut suites {
-            // The only test of a suite took as long as the suite.
+            // If a suite has one test, the test took as long as the suite.
             if let ([case], Some(taken)) = (&mut suite.test_cases[..], suite.time) {
                 case.time.get_or_insert(taken);
             }
@@ -377,7 +378,7 @@ impl Report {
         junit
     }
 
-    /// All results as KTAP: a test for each suite, with its tests below.
+    /// All results as KTAP: a test for each suite, with subtests.
     pub fn ktap(&self) -> String {
         let mut suites: Vec<(&str, Vec<&Outcome>)> = Vec::new();
         for outcome in &self.outcomes {
@@ -434,7 +435,7 @@ impl Report {
     }
 }
 
-/// Writes the page that people read, of what is written as JSON, and says where.
+/// Writes the HTML page of a report and prints its path.
 pub fn write_page(paths: &Paths, report: &impl Serialize, file: &Path) -> Result<()> {
     let report = serde_json::from_value(serde_json::to_value(report)?)?;
     let source = page::Source {
@@ -446,14 +447,14 @@ pub fn write_page(paths: &Paths, report: &impl Serialize, file: &Path) -> Result
     Ok(())
 }
 
-/// A text in one line, and without what begins a directive of KTAP.
+/// A text in one line, without `#`, which begins a KTAP directive.
 fn plain(text: &str) -> String {
     text.lines().collect::<Vec<_>>().join("; ").replace('#', "")
 }
 
-/// Runs a job again, up to `retries` times, as long as something in it fails. What failed
-/// before it passed is flaky. `set_aside` keeps the files of a run that failed, and says
-/// where they are.
+/// Runs a job, and again up to `retries` times while something in it fails. A test that
+/// failed before it passed is flaky. `set_aside` keeps the files of a failed run and
+/// returns where they are.
 pub fn retried(
     retries: u32,
     set_aside: impl Fn() -> Result<String>,
@@ -481,7 +482,7 @@ pub fn retried(
         match outcomes.iter_mut().find(is_same) {
             Some(outcome) if outcome.status == Status::Failed => (),
             Some(outcome) => outcome.flaky.push(failed.reason),
-            // A test that is only there when it fails.
+            // This test only appears when it fails.
             None => outcomes.push(Outcome {
                 flaky: vec![failed.reason],
                 ..Outcome::passed(&failed.suite, &failed.name)
@@ -497,7 +498,7 @@ pub fn host() -> String {
     name.trim().to_owned()
 }
 
-/// Lines of a reason, and of a test's log, that are shown: the last ones.
+/// How many last lines of a reason, and of a test's log, are shown.
 const SHOWN_REASON: usize = 40;
 const SHOWN: usize = 20;
 
@@ -602,7 +603,7 @@ mod tests {
         assert_eq!(of("exit status").flaky.len(), 1);
         let report = Report::from(outcomes);
         assert_eq!(report.closing_line(), "2 passed, 1 failed, 0 skipped");
-        let text = report.tell(|_| String::new());
+        let text = report.summary(|_| String::new());
         assert!(text.contains("flaky a/x: two: failed 2 times"), "{text}");
         assert_eq!(xml(&report).matches("<flakyFailure").count(), 3);
     }
@@ -689,12 +690,12 @@ mod tests {
         let is_named = |outcome: &Outcome| outcome.log_file.is_some();
         let failed = |outcome: &Outcome| outcome.status == Status::Failed;
         assert!(report.outcomes.iter().all(|o| is_named(o) == failed(o)));
-        let text = report.tell(|_| "make".to_owned());
+        let text = report.summary(|_| "make".to_owned());
         assert_eq!(text.matches("FAILED").count(), 3);
         let named = ["a-x.log", "same-x.log"].map(|name| format!("    log: L/{name}\n"));
         assert!(named.iter().all(|line| text.contains(line)), "{text}");
         assert!(text.contains("    log: build/logs/build-plain.log\n"));
-        // What is not shown is in the log.
+        // The log has the lines that the summary leaves out.
         assert!(!text.contains("line 0\n") && text.contains("line 99\n"));
         let log = fs::read_to_string(logs.join("same-x.log")).unwrap();
         assert!(log.contains("same/x: y\nline 0\n"), "{log}");
@@ -759,7 +760,7 @@ mod tests {
         let repeats = Vec::from_iter(shown.outcomes.iter().map(|outcome| &outcome.repeat));
         let repeat = Some("make test ONLY=a/x".to_owned());
         assert_eq!(repeats, [&None, &repeat, &None, &None]);
-        // And so does a run that goes on from it.
+        // The tool reads the command back as well.
         let read: Report = serde_json::from_value(value).unwrap();
         assert_eq!(read.outcomes[1].repeat, repeat);
     }
@@ -771,7 +772,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_with_what_repeats_it() {
-        let text = report().tell(|outcome| format!("make test ONLY={}", outcome.suite));
+        let text = report().summary(|outcome| format!("make test ONLY={}", outcome.suite));
         assert!(
             text.contains("FAILED a/x: two\n    expected 1, seen 2\n"),
             "{text}"

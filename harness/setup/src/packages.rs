@@ -1,21 +1,23 @@
-//! Packages of the distribution. harness/packages/need knows which ones a target of make
-//! needs, and installs them. The tool calls it late, so that bad usage installs nothing.
+//! Installs packages of the distribution. The script harness/packages/need knows which
+//! packages each make target needs. The tool calls it late, so that bad usage installs
+//! nothing.
 
 use std::env;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use host::paths::Paths;
+use host::proc::interactive;
 
-/// make's target. Without it, the user has started the tool by hand and has packages.
+/// make's target. If it is unset, the user started the tool directly and has the packages.
 pub const TARGET: &str = "P2P_TARGET";
 
 const MISSING: &str = "packages are missing: see above";
 
-/// Has the packages of the target installed. A second caller gets the result of the first.
+/// Installs the packages of the target. A second caller gets the result of the first.
 pub fn ensure(paths: &Paths) -> Result<()> {
     static INSTALLED: Mutex<Option<bool>> = Mutex::new(None);
     let Ok(target) = env::var(TARGET) else {
@@ -34,11 +36,8 @@ pub fn ensure(paths: &Paths) -> Result<()> {
 }
 
 fn install(need: &Path, target: &str) -> Result<()> {
-    let status = Command::new(need)
-        .arg(target)
-        .stdin(Stdio::null())
-        .status()
-        .with_context(|| need.display().to_string())?;
+    // It runs in the foreground because sudo may ask for a password.
+    let status = interactive(Command::new(need).arg(target).stdin(Stdio::null()))?;
     if !status.success() {
         bail!("{MISSING}");
     }

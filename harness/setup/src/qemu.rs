@@ -1,7 +1,7 @@
-//! The QEMU of parallel machines: it must have the device `vfio-user-pci`, which QEMU
-//! has since 10.1 and Debian 12 has not. If the user's QEMU lacks it, Debian's backports
-//! for 13 have one. It is unpacked into the cache with all libraries that it needs, the
-//! C library and its loader among them, because those of this machine may be too old.
+//! The QEMU for parallel machines. It must have the device `vfio-user-pci`, which QEMU has
+//! since 10.1 and Debian 12 lacks. If the user's QEMU lacks it, this module unpacks the
+//! QEMU of Debian 13's backports into the cache with all libraries that it needs. These
+//! include the C library and its loader, because this machine's may be too old.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ use host::paths::Paths;
 use host::proc::{capture, output};
 use host::ui::{Step, Ui};
 
-/// The program's name, and that of the script that starts the one in the cache.
+/// The program's name. The script that starts the cached QEMU has the same name.
 pub const PROGRAM: &str = "qemu-system-x86_64";
 
 const PACKAGE: &str = "qemu-system-x86";
@@ -30,12 +30,12 @@ const HINT: &str = "Machines whose NIC is a ConnectX need it. It comes from Debi
 
 static INSTALL: Mutex<()> = Mutex::new(());
 
-/// A QEMU that has the device: the user's (`QEMU=`, or the one in `PATH`) or Debian's.
+/// Returns a QEMU that has the device: the user's (`QEMU=` or from `PATH`) or Debian's.
 pub fn with_vfio_user(paths: &Paths, ui: &Ui, chosen: Option<&Path>) -> Result<PathBuf> {
     if let Some(program) = users(chosen) {
         return Ok(program);
     }
-    // Jobs run side by side.
+    // Jobs run in parallel.
     let _one_at_a_time = INSTALL.lock().unwrap_or_else(PoisonError::into_inner);
     let tools = paths.cache.join("tools");
     if let Some(program) = cached(&tools) {
@@ -48,7 +48,7 @@ pub fn with_vfio_user(paths: &Paths, ui: &Ui, chosen: Option<&Path>) -> Result<P
     cached(&tools).context("QEMU is not where it was unpacked")
 }
 
-/// The same, unless there is none yet.
+/// Like [`with_vfio_user`], but installs nothing.
 pub fn there(paths: &Paths, chosen: Option<&Path>) -> Option<PathBuf> {
     users(chosen).or_else(|| cached(&paths.cache.join("tools")))
 }
@@ -58,7 +58,7 @@ fn users(chosen: Option<&Path>) -> Option<PathBuf> {
     has_device(&program).then_some(program)
 }
 
-/// The user's by an absolute path, as virtme-ng wants it.
+/// The path of the user's QEMU. virtme-ng needs it to be absolute.
 pub fn found(chosen: Option<&Path>) -> Option<PathBuf> {
     let program = chosen.unwrap_or(Path::new(PROGRAM));
     if program.components().count() > 1 {
@@ -69,13 +69,13 @@ pub fn found(chosen: Option<&Path>) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// QEMU's exit status does not tell: 10.0 ends with 0 without the device.
+/// The exit status is no help: QEMU 10.0 exits with 0 without the device.
 fn has_device(program: &Path) -> bool {
     let asked = output(Command::new(program).args(["-device", &format!("{DEVICE},help")]));
     asked.is_ok_and(|(_, out, _)| out.contains(&format!("{DEVICE} options")))
 }
 
-/// The one in the cache; a folder that has its name is whole.
+/// The newest QEMU in the cache. A folder with a version in its name is complete.
 fn cached(tools: &Path) -> Option<PathBuf> {
     let mut homes: Vec<_> = fs::read_dir(tools)
         .ok()?
@@ -92,7 +92,7 @@ fn cached(tools: &Path) -> Option<PathBuf> {
     homes.pop()
 }
 
-/// Downloads, unpacks and tries it; gives its version.
+/// Downloads, unpacks and tries QEMU. Returns its version.
 fn install(tools: &Path, step: &Step<'_>) -> Result<String> {
     step.at("reading the package lists");
     fs::create_dir_all(tools)?;
@@ -128,8 +128,8 @@ fn version(name: &str) -> Option<String> {
     Some(upstream[..end].to_owned())
 }
 
-/// Starts the QEMU beside it. Nothing of this machine's libraries is used, and no module
-/// of a QEMU of another version.
+/// A script that starts the QEMU beside it. QEMU then uses none of this machine's
+/// libraries, and no modules of another QEMU version.
 fn wrapper(version: &str) -> String {
     format!(
         r#"#!/bin/sh
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn the_wrapper_starts_the_qemu_beside_it() {
         let dir = tempfile::tempdir().unwrap();
-        // In a folder with a space, started from elsewhere.
+        // The folder name has a space, and the current directory is another one.
         let home = dir.path().join("a b");
         let loader = home.join("usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2");
         script(&loader, "#!/bin/sh\necho \"$QEMU_MODULE_DIR|$4|$#|$8\"\n");
@@ -192,7 +192,7 @@ mod tests {
         let users = root.join("qemu");
         let cached = root.join("cache/tools/qemu-11.1.3").join(PROGRAM);
         script(&cached, "");
-        // What a run that was interrupted has left behind does not count.
+        // Leftovers of an interrupted run do not count.
         script(&root.join("cache/tools/qemu-partial").join(PROGRAM), "");
         script(&users, "#!/bin/sh\necho \"${2%,help} options:\"\n");
         assert_eq!(with_vfio_user(&paths, &ui, Some(&users)).unwrap(), users);

@@ -1,6 +1,6 @@
-//! rdma-core's own tests, from the Debian package of the version that is
-//! installed. They are documentation there, which some installations leave out,
-//! and partly compressed: so they are taken from the package itself.
+//! rdma-core's tests, from the Debian package of the installed version. Debian ships them
+//! as documentation, which some installations leave out, and compresses some files. So
+//! they are unpacked from the package itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use host::proc::capture;
 use host::ui::Ui;
 
 const PACKAGE: &str = "python3-pyverbs";
-/// Where the package has the tests.
+/// The path of the tests in the package.
 const INSIDE: &str = "usr/share/doc/rdma-core/tests";
 
 /// The directory that holds the Python package `tests`.
@@ -52,7 +52,7 @@ pub fn tests(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
     Ok(home)
 }
 
-/// Leaves `tests` in `dir` of the package that is there.
+/// Unpacks the package in `dir` and leaves only `tests`.
 fn unpack(dir: &Path) -> Result<()> {
     let package = fs::read_dir(dir)?
         .filter_map(|entry| Some(entry.ok()?.path()))

@@ -1,5 +1,5 @@
-//! Kernels' sources, from Debian's packages `linux-source-*`: the base that the series is
-//! made for, and others to see which topics apply to them.
+//! Kernel sources from Debian's packages `linux-source-*`: the base of the series, and
+//! other kernels to see which topics apply to them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use host::paths::Paths;
 use host::proc::{collect, tail};
 use host::ui::Ui;
 
-/// The package that holds the base, and the version the series is made for.
+/// The package with the base, and the version that the series is for.
 const BASE_PACKAGE: &str = "linux-source-7.3";
 /// The version of Debian's kernel that is the base.
 pub const BASE_VERSION: &str = "7.3~rc7";
@@ -43,8 +43,7 @@ impl Source {
         format!("{} {}", self.package, self.version)
     }
 
-    /// What a file is called that apt has downloaded:
-    /// `linux-source-7.3_7.3~rc7-1_all.deb`
+    /// Parses the name of a file that apt has downloaded: `linux-source-7.3_7.3~rc7-1_all.deb`
     fn at(deb: PathBuf) -> Option<Self> {
         let name = deb.file_name()?.to_string_lossy();
         let (package, version) = name.strip_suffix("_all.deb")?.split_once('_')?;
@@ -57,8 +56,8 @@ impl Source {
         })
     }
 
-    /// Unpacks it, or the files of that name that it has. The package holds a tar archive
-    /// that holds the tree.
+    /// Unpacks the whole tree, or only the files in `only` that exist. The package
+    /// contains the tree as a tar archive.
     pub fn unpack(&self, dir: &Path, only: Option<&BTreeSet<String>>) -> Result<()> {
         fs::create_dir_all(dir)?;
         let mut outer = Command::new("dpkg-deb")
@@ -83,7 +82,7 @@ impl Source {
             .env("LC_ALL", "C")
             .stdin(middle.stdout.take().expect("it is piped"));
         let (status, _, err) = collect(&mut inner)?;
-        // They end when the last one does; what counts is what came out.
+        // Both processes end with the last one. Only the unpacked files count.
         let _ = outer.kill();
         outer.wait()?;
         middle.wait()?;
@@ -100,10 +99,10 @@ impl Source {
     }
 }
 
-/// A file that each kernel has.
+/// A file that every kernel tree has.
 const ALWAYS: &str = "Kbuild";
 
-/// What these files are called in the archive; all, if there are no names.
+/// The names of these files in the archive. No names means all files.
 fn members(package: &str, only: Option<&BTreeSet<String>>) -> Vec<String> {
     let files = only.into_iter().flatten().map(String::as_str);
     let always = only.map(|_| ALWAYS);
@@ -111,14 +110,13 @@ fn members(package: &str, only: Option<&BTreeSet<String>>) -> Vec<String> {
     files.map(|file| format!("{package}/{file}")).collect()
 }
 
-/// Whether tar says no more than that a file is not there.
+/// Whether a line of tar only reports a missing file.
 fn is_about_missing(said: &str) -> bool {
     said.ends_with(": Not found in archive")
         || said == "tar: Exiting with failure status due to previous errors"
 }
 
-/// Gets the package of the base kernel. If the cache has one, it is used, and
-/// no network is needed.
+/// Gets the package of the base kernel. If the cache has one, no network is needed.
 pub fn base(paths: &Paths, ui: &Ui) -> Result<Source> {
     let dir = paths.cache.join("deb");
     fs::create_dir_all(&dir)?;
@@ -146,7 +144,7 @@ pub fn base(paths: &Paths, ui: &Ui) -> Result<Source> {
     Ok(base)
 }
 
-/// Downloads a package, which may be `name=version`, to `dir`.
+/// Downloads a package to `dir`. `package` may be `name=version`.
 fn fetch(apt: &Apt, package: &str, dir: &Path) -> Result<()> {
     for deb in apt.get(&["download", package])? {
         fs::rename(&deb, dir.join(deb.file_name().expect("it has a name")))?;
@@ -154,7 +152,7 @@ fn fetch(apt: &Apt, package: &str, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The newest package in `dir` whose name is, or begins so.
+/// The newest package in `dir` with that name. For the bare prefix, any package counts.
 fn newest(dir: &Path, name: &str) -> Result<Option<Source>> {
     let mut found: Option<Source> = None;
     for entry in fs::read_dir(dir)? {
@@ -172,20 +170,20 @@ fn newest(dir: &Path, name: &str) -> Result<Option<Source>> {
     Ok(found)
 }
 
-/// `linux-source-7.2` is called so, and `linux-source-`.
+/// Whether the package has that name. The name may be the bare prefix `linux-source-`.
 fn is_called(package: &str, name: &str) -> bool {
     package == name || (name == PREFIX && package.starts_with(name))
 }
 
-/// Kernels in some of Debian's suites, whatever is newest there. What was downloaded is
-/// kept; without a network, it is what there is.
+/// The newest kernels in some of Debian's suites. Downloads are kept. Without a network,
+/// only these are available.
 pub struct Archive {
     dir: PathBuf,
     apt: Result<Apt>,
 }
 
 impl Archive {
-    /// Reads the suites' lists of packages.
+    /// Reads the package lists of the suites.
     pub fn new(paths: &Paths, suites: &[String]) -> Result<Self> {
         let dir = paths.cache.join("trees");
         fs::create_dir_all(&dir)?;
@@ -194,7 +192,7 @@ impl Archive {
         Ok(Self { dir, apt })
     }
 
-    /// The newest kernel of a version, e.g. `7.2`, or of all.
+    /// The newest kernel of a version, e.g. `7.2`, or of all versions.
     pub fn newest(&self, version: Option<&str>, at: impl Fn(String)) -> Result<Source> {
         let name = format!("{PREFIX}{}", version.unwrap_or_default());
         let gone = |error: &Error| failed(&name, error, super::NETWORK);
@@ -208,7 +206,7 @@ impl Archive {
         {
             at(format!("downloading {package} {version}"));
             fetch(apt, &format!("{package}={version}"), &self.dir).map_err(|error| gone(&error))?;
-            // Each has 170 MB: what it replaces goes.
+            // Each package has 170 MB, so the old one is removed.
             if let Some(old) = there.filter(|old| old.package == package) {
                 fs::remove_file(old.deb)?;
             }
@@ -220,13 +218,13 @@ impl Archive {
         })
     }
 
-    /// Nothing but the packages is needed any more.
+    /// Removes everything except the packages.
     pub fn close(self) -> Result<()> {
         self.apt.map_or(Ok(()), Apt::remove)
     }
 }
 
-/// The newest of these packages that is called so.
+/// The newest of these packages with that name.
 fn offer(packages: Vec<(String, String)>, name: &str) -> Result<Option<(String, String)>> {
     let mut found: Option<(String, String)> = None;
     for (package, version) in packages {
@@ -316,7 +314,7 @@ mod tests {
         assert_eq!(newest(None).unwrap().version, "7.2.13-1");
     }
 
-    /// A package as Debian's is, with these files in the tree.
+    /// Makes a package like Debian's, with these files in the tree.
     fn package(dir: &Path, files: &[(&str, &str)]) -> Source {
         let tree = dir.join("linux-source-7.2");
         for (name, text) in files {
@@ -347,7 +345,7 @@ mod tests {
         let all = dir.path().join("all");
         source.unpack(&all, None).unwrap();
         assert!(all.join("mm/other.c").is_file());
-        // It is damaged.
+        // The package is damaged.
         let deb = fs::read(&source.deb).unwrap();
         fs::write(&source.deb, &deb[..deb.len() - 100]).unwrap();
         let error = source.unpack(&some.join("again"), Some(&only)).unwrap_err();

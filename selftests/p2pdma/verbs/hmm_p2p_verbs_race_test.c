@@ -8,6 +8,8 @@
  */
 #include "verbs_fixture.h"
 
+#include <poll.h>
+
 #define RACE_PAGES	64UL
 
 /* What has real NICs with on-demand paging */
@@ -407,8 +409,10 @@ FIXTURE_TEARDOWN_PARENT(verbs_unbind)
 	/* Also if the test did not get that far */
 	if (self->gpu[0])
 		p2p_pci_bind(P2P_GPU_DRIVER, self->gpu, 0);
-	if (self->nic[0])
+	if (self->nic[0]) {
+		p2p_pci_rescan();
 		p2p_pci_bind(NIC_DRIVER, self->nic, -1);
+	}
 	verbs_teardown(_metadata, &self->verbs, NULL);
 }
 
@@ -450,16 +454,35 @@ TEST_F_TIMEOUT(verbs_unbind, gpu, TIMEOUT_S)
 	verbs_buf_free(_metadata, &data);
 }
 
+/* It takes its time, and then is as good as before */
+static void nic_is_back(struct __test_metadata *_metadata, VERBS_SELF *verbs)
+{
+	struct verbs_buf buf, data;
+	VERBS_SELF own;
+	int i;
+
+	for (i = 0; i < BIND_MS / 100 && verbs_open(&own.v); i++)
+		p2p_sleep_ms(100);
+	verbs_own(_metadata, verbs, &own);
+	verbs_buf_init(_metadata, &own, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, &own, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, &own, &buf);
+	verbs_copy(_metadata, &own, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_buf_check(_metadata, &own, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
 /*
  * The NIC goes away under transfers, while its user goes on moving memory. When it
  * is back, it is as good as before.
  */
 TEST_F_TIMEOUT(verbs_unbind, nic, TIMEOUT_S)
 {
-	VERBS_SELF own;
-	struct verbs_buf buf, data;
 	struct traffic t = { };
-	int to_parent[2], i;
+	int to_parent[2];
+	VERBS_SELF own;
 	pid_t pid;
 	char c;
 
@@ -487,17 +510,139 @@ TEST_F_TIMEOUT(verbs_unbind, nic, TIMEOUT_S)
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->verbs.gpu, 0));
 
 	ASSERT_EQ(0, p2p_pci_bind(NIC_DRIVER, self->nic, -1));
-	for (i = 0; i < BIND_MS / 100 && verbs_open(&own.v); i++)
-		p2p_sleep_ms(100);
-	verbs_own(_metadata, &self->verbs, &own);
-	verbs_buf_init(_metadata, &own, &buf, PAGES, BEFORE, VERBS_ODP);
-	verbs_buf_init(_metadata, &own, &data, PAGES, OTHER, VERBS_REMOTE);
-	verbs_buf_to_vram(_metadata, &own, &buf);
-	verbs_copy(_metadata, &own, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
-		   buf.len);
-	verbs_buf_check(_metadata, &own, &buf);
-	verbs_buf_free(_metadata, &buf);
-	verbs_buf_free(_metadata, &data);
+	nic_is_back(_metadata, &self->verbs);
+}
+
+/* What was opened before the device went works no more, not even when it is back */
+static void expect_gone(struct __test_metadata *_metadata,
+			const struct verbs *v)
+{
+	static unsigned char data[8];
+	struct ibv_device_attr attr;
+	struct ibv_mr *mr;
+	struct ibv_pd *pd;
+
+	EXPECT_EQ(EIO, ibv_query_device(v->ctx, &attr));
+	errno = 0;
+	pd = ibv_alloc_pd(v->ctx);
+	EXPECT_EQ(EIO, errno);
+	EXPECT_EQ(NULL, pd);
+	errno = 0;
+	mr = ibv_reg_mr(v->pd, data, sizeof(data), VERBS_REMOTE);
+	EXPECT_EQ(EIO, errno);
+	EXPECT_EQ(NULL, mr);
+}
+
+/* A region of it: it can not be used, and only ends */
+static void expect_gone_mr(struct __test_metadata *_metadata,
+			   const struct verbs *v, struct verbs_buf *buf)
+{
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)buf->p,
+		.length = P2P_PAGE,
+		.lkey = buf->mr->lkey,
+	};
+	int ret;
+
+	EXPECT_EQ(EIO, ibv_advise_mr(v->pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
+				     IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	ret = ibv_dereg_mr(buf->mr);
+	EXPECT_TRUE(!ret || ret == EIO) {
+		TH_LOG("%s", strerror(ret));
+	}
+	buf->mr = NULL;
+}
+
+/* Is all of it @old or @new, by 64 bytes? From now on, it is what it should be. */
+static void settle(struct __test_metadata *_metadata, const char *who,
+		   struct verbs_buf *buf, const unsigned char *old,
+		   const unsigned char *new)
+{
+	size_t i;
+
+	for (i = 0; i < buf->len; i += 64)
+		ASSERT_TRUE(!memcmp(buf->p + i, old + i, 64) ||
+			    !memcmp(buf->p + i, new + i, 64))
+			TH_LOG("%s: page %zu, byte %zu is neither old nor new",
+			       who, i / P2P_PAGE, i % P2P_PAGE);
+	memcpy(buf->want + P2P_PAGE, buf->p, buf->len);
+}
+
+/*
+ * The device has gone for good. What its last transfer has not done is as it was
+ * before, and nobody else sees anything else.
+ */
+static void traffic_lost(struct __test_metadata *_metadata, VERBS_SELF *self,
+			 struct traffic *t)
+{
+	unsigned char *sent = malloc(t->mine.len);
+	unsigned char *zero = calloc(1, t->mine.len);
+
+	ASSERT_NE(NULL, sent);
+	ASSERT_NE(NULL, zero);
+	/* It has ended, or waits for what does not come */
+	pthread_cancel(t->thread);
+	ASSERT_EQ(0, pthread_join(t->thread, NULL));
+	EXPECT_FALSE(t->wrong)
+		TH_LOG("what was read is not what was written");
+	memcpy(sent, t->mine.want + P2P_PAGE, t->mine.len);
+	settle(_metadata, "written", &t->theirs, t->theirs.want + P2P_PAGE, sent);
+	settle(_metadata, "read", &t->mine, zero, sent);
+	ASSERT_LE(0, p2p_gpu_to_vram(&self->gpu, t->theirs.p, t->theirs.len));
+	verbs_buf_check(_metadata, self, &t->theirs);
+	verbs_buf_check(_metadata, self, &t->mine);
+	expect_gone_mr(_metadata, &self->v, &t->theirs);
+	expect_gone_mr(_metadata, &self->v, &t->mine);
+	expect_gone(_metadata, &self->v);
+	verbs_buf_free(_metadata, &t->theirs);
+	verbs_buf_free(_metadata, &t->mine);
+	free(sent);
+	free(zero);
+}
+
+/*
+ * The same, but its PCI device goes as well, and its user stays: he moves memory
+ * until the NIC has been found again, and has lost nothing but the NIC.
+ */
+TEST_F_TIMEOUT(verbs_unbind, nic_removed, TIMEOUT_S)
+{
+	struct pollfd found = { .events = POLLIN };
+	int to_parent[2], to_child[2];
+	struct traffic t = { };
+	VERBS_SELF own;
+	pid_t pid;
+	char c;
+
+	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
+		SKIP(return, "no NIC of " NIC_DRIVER);
+	ASSERT_EQ(0, pipe(to_parent));
+	ASSERT_EQ(0, pipe(to_child));
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		verbs_own(_metadata, &self->verbs, &own);
+		traffic_start(_metadata, &own, &t, RACE_PAGES);
+		traffic_wait(&t, 0);
+		ASSERT_EQ(1, write(to_parent[1], "", 1));
+		found.fd = to_child[0];
+		while (!poll(&found, 1, 1)) {
+			touch(&t.theirs);
+			ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, t.theirs.p,
+						     t.theirs.len));
+		}
+		traffic_lost(_metadata, &own, &t);
+		_exit(0);
+	}
+	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	ASSERT_EQ(0, p2p_pci_attr_set(self->nic, "remove", "1"));
+	p2p_sleep_ms(100);
+	EXPECT_EQ(0, waitpid(pid, NULL, WNOHANG));
+	expect_gone(_metadata, &self->verbs.v);
+	ASSERT_EQ(0, p2p_pci_rescan());
+	ASSERT_EQ(1, write(to_child[1], "", 1));
+	p2p_wait_child(_metadata, pid);
+	EXPECT_EQ(0, p2p_gpu_wait_used(&self->verbs.gpu, 0));
+	nic_is_back(_metadata, &self->verbs);
+	expect_gone(_metadata, &self->verbs.v);
 }
 
 TEST_HARNESS_MAIN

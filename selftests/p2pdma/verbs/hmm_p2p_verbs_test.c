@@ -186,6 +186,21 @@ TEST_F_TIMEOUT(verbs, register_in_vram, TIMEOUT_S)
 	verbs_buf_free(_metadata, &data);
 }
 
+/* The user chooses the IOVA: a region that wraps around is refused without a report */
+TEST_F_TIMEOUT(verbs, iova_wraps, TIMEOUT_S)
+{
+	struct verbs_buf buf;
+	struct ibv_mr *mr;
+
+	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, 0);
+	errno = 0;
+	mr = ibv_reg_mr_iova(self->v.pd, buf.p, buf.len, -(__u64)P2P_PAGE,
+			     VERBS_REMOTE);
+	EXPECT_EQ(EINVAL, errno);
+	EXPECT_EQ(NULL, mr);
+	verbs_buf_free(_metadata, &buf);
+}
+
 /* Without on-demand paging pages come home once, when they are pinned */
 TEST_F_TIMEOUT(verbs, pinned, TIMEOUT_S)
 {
@@ -207,6 +222,22 @@ TEST_F_TIMEOUT(verbs, pinned, TIMEOUT_S)
 	verbs_buf_free(_metadata, &data);
 }
 
+static int advise(VERBS_SELF *self, struct verbs_buf *buf,
+		  enum ib_uverbs_advise_mr_advice advice, __u32 flags)
+{
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)buf->p,
+		.length = buf->len,
+		.lkey = buf->mr->lkey,
+	};
+	int tries, ret = EBUSY;
+
+	/* Where all pages come home, the kernel may give up after a second */
+	for (tries = 0; ret == EBUSY && tries < 60; tries++)
+		ret = ibv_advise_mr(self->v.pd, advice, flags, &sge, 1);
+	return ret;
+}
+
 /* Advice that was waited for spares the transfer all page faults */
 static void prefetch(struct __test_metadata *_metadata, VERBS_SELF *self,
 		     size_t pages, enum ib_uverbs_advise_mr_advice advice,
@@ -217,24 +248,13 @@ static void prefetch(struct __test_metadata *_metadata, VERBS_SELF *self,
 	const bool writes = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
 	struct verbs_buf buf, data;
 	struct verbs_mark mark;
-	struct ibv_sge sge;
-	int tries, ret;
+	int ret;
 
 	verbs_buf_init(_metadata, self, &buf, pages, BEFORE, VERBS_ODP);
 	verbs_buf_init(_metadata, self, &data, pages, OTHER, VERBS_REMOTE);
 	verbs_buf_to_vram(_metadata, self, &buf);
-	sge = (struct ibv_sge){
-		.addr = (uintptr_t)buf.p,
-		.length = buf.len,
-		.lkey = buf.mr->lkey,
-	};
 	verbs_mark(_metadata, self, &mark);
-	/* Where all pages come home, the kernel may give up after a second */
-	for (tries = 0; tries < 60; tries++) {
-		ret = ibv_advise_mr(self->v.pd, advice, flags, &sge, 1);
-		if (ret != EBUSY)
-			break;
-	}
+	ret = advise(self, &buf, advice, flags);
 	if (ret == EOPNOTSUPP)
 		SKIP(goto free, "the RDMA device takes no advice");
 	ASSERT_EQ(0, ret);
@@ -285,6 +305,88 @@ TEST_F_TIMEOUT(verbs, prefetch_large, TIMEOUT_S)
 {
 	prefetch(_metadata, self, LARGE_PAGES,
 		 IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH);
+}
+
+/* Pages that the device faulted in all regions, by rdma(8), or -1 */
+static long odp_faults(void)
+{
+	static const char what[] = "page_faults ";
+	FILE *f = popen("rdma statistic show mr 2>/dev/null", "r");
+	char line[512], *at;
+	long sum = -1;
+
+	if (!f)
+		return -1;
+	while (fgets(line, sizeof(line), f)) {
+		at = strstr(line, what);
+		if (at)
+			sum = strtol(at + strlen(what), NULL, 10) +
+			      (sum < 0 ? 0 : sum);
+	}
+	pclose(f);
+	return sum;
+}
+
+/*
+ * ... for the first access to a buffer in VRAM, in reads of @step bytes; -1 if nobody
+ * counts them, or if the device takes no advice
+ */
+static long first_touch(struct __test_metadata *_metadata, VERBS_SELF *self,
+			size_t pages, size_t step, bool advised)
+{
+	struct verbs_buf buf, data;
+	long faults = -1;
+	size_t pos;
+	int ret;
+
+	verbs_buf_init(_metadata, self, &buf, pages, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, self, &data, pages, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, self, &buf);
+	if (advised) {
+		ret = advise(self, &buf, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+			     IBV_ADVISE_MR_FLAG_FLUSH);
+		if (ret == EOPNOTSUPP)
+			goto free;
+		ASSERT_EQ(0, ret);
+	}
+	faults = odp_faults();
+	for (pos = 0; faults >= 0 && pos < buf.len; pos += step)
+		verbs_copy(_metadata, self, IBV_WR_RDMA_READ, &buf, pos, &data,
+			   pos, step);
+	if (faults >= 0) {
+		faults = odp_faults() - faults;
+		verbs_buf_check(_metadata, self, &data);
+	}
+free:
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+	return faults;
+}
+
+/* P2P_VERBS_PAGES: pages to touch, a multiple of 16 */
+TEST_F_TIMEOUT(verbs, page_faults, TIMEOUT_S)
+{
+	const char *text = getenv("P2P_VERBS_PAGES");
+	size_t pages = text ? strtoul(text, NULL, 0) : LARGE_PAGES;
+	const size_t steps[] = { 64 << 10, pages * P2P_PAGE };
+	long first, advised;
+	int i;
+
+	/* Registration maps what is in host memory: there are no faults then */
+	if (self->no_gpu)
+		SKIP(return, "no GPU");
+	for (i = 0; i < 2; i++) {
+		first = first_touch(_metadata, self, pages, steps[i], false);
+		if (first < 0)
+			SKIP(return, "rdma(8) counts no page faults");
+		advised = first_touch(_metadata, self, pages, steps[i], true);
+		if (advised < 0)
+			SKIP(return, "the RDMA device takes no advice");
+		TH_LOG("%zu KiB in reads of %zu KiB: %ld pages faulted; %ld after a prefetch",
+		       pages * P2P_PAGE >> 10, steps[i] >> 10, first, advised);
+		EXPECT_LT(0, first);
+		EXPECT_GE(first, 1000 * advised);
+	}
 }
 
 static int rereg(struct verbs_buf *buf, int what, struct ibv_pd *pd, int access)

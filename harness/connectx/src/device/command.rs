@@ -1,5 +1,5 @@
-//! Commands: how the driver asks for objects. A command and its answer are in a ring
-//! of the driver, and what does not fit there in a chain of mailboxes.
+//! Commands, by which the driver creates and changes objects. The driver's command ring
+//! holds the beginning of a command and of its answer, and chains of mailboxes the rest.
 
 use std::ops::Range;
 
@@ -14,25 +14,25 @@ mod qp;
 
 use objects::numbers;
 
-/// Bytes of a command and of an answer that are in the ring.
+/// Bytes of a command or an answer in the ring.
 const HEAD: usize = 16;
-/// No command is longer.
+/// Limit of a command's length.
 const MAX_LEN: usize = 4 << 20;
-/// Pages that the device wants before it starts, and for its own use.
+/// Pages that the device requests to boot and to initialise.
 const BOOT_PAGES: u64 = 8;
 const INIT_PAGES: u64 = 100;
-/// Pages that it takes, asked or not.
+/// Limit of the pages that the device accepts, requested or not.
 const MAX_PAGES: usize = 1 << 16;
-/// Mailboxes begin at a multiple of this.
+/// Alignment of mailboxes.
 const ALIGNMENT: u64 = 512;
 
-/// Why a command did not arrive whole, or its answer did not.
+/// Why the transfer of a command or its answer failed.
 #[derive(Debug)]
 enum Undelivered {
-    /// No DMA.
+    /// A DMA failed.
     Refused(Refused),
-    /// It is not well formed: `MLX5_CMD_DELIVERY_STAT_*`, which is in the driver's cmd.c
-    /// and not in one of the headers.
+    /// The command is malformed: `MLX5_CMD_DELIVERY_STAT_*`, which the driver's cmd.c
+    /// defines, not a header.
     Malformed(u8),
 }
 
@@ -49,7 +49,7 @@ impl From<Refused> for Undelivered {
     }
 }
 
-/// Why a command was refused: a status as the manual has it.
+/// Why a command was refused: the status in the manual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// `MLX5_CMD_STAT_BAD_OP_ERR`
@@ -66,7 +66,7 @@ pub enum Status {
     NoResources,
     /// `MLX5_CMD_STAT_BAD_INP_LEN_ERR`
     BadLength,
-    /// `MLX5_CMD_STAT_BAD_SIZE_OUTS_CQES_ERR`: completions would not fit.
+    /// `MLX5_CMD_STAT_BAD_SIZE_OUTS_CQES_ERR`: the completions do not fit.
     Outstanding,
     /// `MLX5_CMD_STAT_BAD_OUTP_LEN_ERR`
     BadOutLength,
@@ -75,7 +75,7 @@ pub enum Status {
 type Answer = Result<(), Status>;
 
 impl Device {
-    /// Carries out the command of a slot.
+    /// Executes the command in a slot.
     pub(crate) fn command(&mut self, at: u64, slot: u32) {
         let reports = self.reports_commands();
         let status = match self.try_command(at) {
@@ -92,12 +92,13 @@ impl Device {
                 FIRMWARE_ERROR
             }
         };
-        // The last byte hands it back. If that is refused as well, nobody waits for it.
+        // The last byte returns the entry to the driver. If this write fails too, the driver
+        // cannot see any answer.
         let owner = at + self.l.cmd.status_own.byte() as u64;
         if self.memory.write(owner, &[status << 1]).is_err() {
             return;
         }
-        // The driver polls for the command that makes the queue.
+        // The driver polls for the command that creates the event queue.
         if reports && self.reports_commands() {
             self.event(self.c.events.cmd, 0, |device, entry| {
                 device.l.eqe.cmd_vector.set(entry, 1 << slot);
@@ -153,8 +154,8 @@ impl Device {
         self.eqs.values().any(|eq| eq.mask[0] & bit != 0)
     }
 
-    /// Calls `each` for the mailboxes that hold `len` bytes: where one is, what is in it,
-    /// and which of the bytes. They are numbered, so none can come twice.
+    /// Calls `each` for the mailboxes that hold `len` bytes: the mailbox's address, its contents,
+    /// and its range of the bytes. Mailboxes are numbered, so none can appear twice.
     fn chain(
         &self,
         mut at: u64,
@@ -190,7 +191,7 @@ impl Device {
         }
     }
 
-    /// Does what a command says, and fills its answer.
+    /// Executes a command and fills in its answer.
     pub(crate) fn execute(&mut self, input: &[u8], out: &mut [u8]) -> Answer {
         let opcode = self.l.mbox_in.opcode.get(input);
         let Some(name) = self.names.get(&opcode).cloned() else {
@@ -212,7 +213,7 @@ impl Device {
                 Ok(())
             }
             "QUERY_ISSI" => {
-                // ISSI 1 is all that the driver knows.
+                // The driver only knows ISSI 1.
                 l.query_issi.supported_issi_dw0.set(out, 1 << 1);
                 Ok(())
             }
@@ -355,7 +356,7 @@ impl Device {
                 }
                 l.manage_pages_out.output_num_entries.set(out, count as u64);
             }
-            // The driver says that it has none.
+            // The driver reports that it has no pages to give.
             _ => {}
         }
         Ok(())
@@ -376,7 +377,7 @@ impl Device {
             l.pmtu.admin_mtu.set(data, 4096);
             l.pmtu.oper_mtu.set(data, 4096);
         } else if register == r.pvlc {
-            // Virtual lane 0 alone.
+            // Only virtual lane 0.
             l.pvlc.vl_hw_cap.set(data, 1);
         } else if register == r.node_desc || register == r.host_endianness {
         } else {
@@ -386,16 +387,16 @@ impl Device {
         Ok(())
     }
 
-    /// Management datagrams of the port: an empty answer to each question.
+    /// Answers each management datagram of the port with an empty response.
     fn mad_ifc(&self, input: &[u8], out: &mut [u8]) -> Answer {
-        /// Up to its attribute.
+        /// Bytes of the datagram up to its attribute data.
         const HEADER: usize = 24;
         let from = self.l.mad_ifc_in.mad.byte();
         let to = self.l.mad_ifc_out.response_mad_packet.byte();
         let header = input.get(from..from + HEADER).ok_or(Status::BadLength)?;
         let answer = out.get_mut(to..to + HEADER).ok_or(Status::BadOutLength)?;
         answer.copy_from_slice(header);
-        // GetResp, of status 0.
+        // GetResp with status 0.
         answer[3] = 0x81;
         answer[4..6].fill(0);
         Ok(())
@@ -408,7 +409,7 @@ impl Device {
         Ok(())
     }
 
-    /// A page of the BAR: these are few, so they are used again.
+    /// Allocates a UAR, a page of the BAR. UARs are few, so a freed one is reused at once.
     fn alloc_uar(&mut self, out: &mut [u8]) -> Answer {
         let mut all = FIRST_UAR as u32..(BAR_SIZE >> 12) as u32;
         let free = all.find(|page| !self.simple.contains(&(Simple::Uar, *page)));
@@ -433,7 +434,7 @@ impl Device {
     }
 }
 
-/// The port's, and the node's.
+/// The GUID of the port and of the node.
 const GUID: u64 = 0x0002_c903_0000_0001;
 
 /// The first eight bytes of a GID.

@@ -1,28 +1,28 @@
-//! Page faults: memory of a work request is not there, so the driver is asked, and
-//! the queue pair waits for its answer.
+//! Page faults: memory of a work request is absent, so the device sends an event to the
+//! driver, and the queue pair waits for the driver's answer.
 
 use std::collections::HashMap;
 
 use crate::device::{Device, Scheme};
 use crate::layout::Field;
 
-/// Whose memory it is.
+/// The owner of the absent memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Of the work request that is being sent.
+    /// The work request in progress.
     Requester,
-    /// Of the receive request.
+    /// A receive request.
     Receiver {
         /// Its queue pair.
         qpn: u32,
-        /// The shared queue it is of.
+        /// Its shared receive queue.
         srqn: Option<u32>,
         /// Its number.
         counter: u16,
     },
-    /// What the other end names by address and key.
+    /// The remote memory that the work request names.
     Remote {
-        /// Address where the operation begins.
+        /// Start address of the operation.
         va: u64,
         /// Key.
         key: u32,
@@ -32,32 +32,32 @@ pub enum Side {
 /// A page fault that the driver has not answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Pending {
-    /// Who waits: the sender, whoever's memory it is.
+    /// The queue pair that waits: always the sender.
     pub qpn: u32,
-    /// Whose memory it is.
+    /// The owner of the absent memory.
     pub side: Side,
 }
 
-/// Those that the driver has not answered.
+/// The page faults that the driver has not answered.
 #[derive(Default)]
 pub struct Faults {
     pending: HashMap<u64, Pending>,
     last: u64,
 }
 
-/// What is not there, and what it is for.
+/// The absent memory, and the access to it.
 pub struct Missing {
     /// The key that has no translation.
     pub mkey: u32,
-    /// The address in it.
+    /// The address in the key.
     pub va: u64,
     /// Bytes of this packet.
     pub len: usize,
     /// Bytes of the operation that are done.
     pub done: u64,
-    /// Bytes of the operation.
+    /// Bytes of the whole operation.
     pub total: u64,
-    /// It is to be written.
+    /// Whether the access is a write.
     pub write: bool,
 }
 
@@ -65,14 +65,14 @@ pub struct Missing {
 const TOKENS: u64 = 1 << 24;
 
 impl Faults {
-    /// The faults of a queue pair are of no interest any more.
+    /// Drops the faults of a queue pair.
     pub fn forget(&mut self, qpn: u32) {
         self.pending.retain(|_, pending| pending.qpn != qpn);
     }
 }
 
 impl Device {
-    /// Asks the driver; gives the token by which it will answer.
+    /// Reports a page fault. Returns the token that the driver will answer with.
     pub fn fault(&mut self, qpn: u32, side: Side, missing: &Missing) -> u64 {
         self.faults.last = (self.faults.last + 1) % TOKENS;
         let token = self.faults.last;
@@ -110,7 +110,7 @@ impl Device {
         let len = missing.len as u64;
         let (kind, wq, counter) = match side {
             Side::Remote { va, key } => {
-                // The write bit is for the log of the driver alone.
+                // The driver only logs the write bit.
                 let kind = 1 << 2 | u64::from(missing.write) << 1;
                 return (
                     pf.rdma,
@@ -160,8 +160,8 @@ impl Device {
         /// The last event of this fault.
         const LAST: u64 = 1 << 7;
         let l = &self.l.eqe;
-        // The rest of the operation will be missing as well, most likely. The driver leaves
-        // out what is beyond the region.
+        // Most likely the rest of the operation is absent as well, so report it too. The driver
+        // ignores any part beyond the region.
         let rest = missing.total.saturating_sub(missing.done);
         let rest = rest.clamp(missing.len as u64, AT_ONCE);
         let first = missing.va & !(PAGE - 1);
@@ -176,11 +176,11 @@ impl Device {
         ]
     }
 
-    /// The driver has answered. Tells whether there was such a question.
+    /// Handles the driver's answer. Returns whether the token is valid.
     pub fn resume(&mut self, token: u64, error: bool) -> bool {
         self.witness.resume(token, error);
         let Some(pending) = self.faults.pending.remove(&token) else {
-            // Its queue pair may have gone meanwhile.
+            // The queue pair may have been destroyed meanwhile.
             return token <= self.faults.last;
         };
         self.resumed(pending, error);

@@ -1,4 +1,4 @@
-//! Memory keys: what an address in a work request stands for.
+//! Memory keys: the translation of addresses in work requests.
 
 use crate::device::Device;
 use crate::table::Table;
@@ -13,14 +13,14 @@ pub struct Mkey {
     pub entries: Table,
 }
 
-/// What somebody wants to do with memory.
+/// A requested access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Want {
-    /// To write it.
+    /// The access is a write.
     pub write: bool,
-    /// A peer on the network wants it, and not the queue's owner.
+    /// The access comes from the remote end, not from the queue's owner.
     pub remote: bool,
-    /// It is an atomic operation.
+    /// The access is an atomic operation.
     pub atomic: bool,
 }
 
@@ -31,75 +31,74 @@ pub struct Piece {
     pub addr: u64,
     /// Bytes.
     pub len: usize,
-    /// The key whose translation gave it.
+    /// The key that translated the address.
     pub mkey: u32,
     /// The address in that key.
     pub va: u64,
-    /// The key says that addresses are translated beforehand.
+    /// The key uses ATS: the IOMMU translates addresses beforehand.
     pub ats: bool,
     /// Relaxed ordering for this direction.
     pub ro: bool,
-    /// The entries by which it was found, that of the key last.
+    /// The entries that led to the address. The entry of `mkey` is the last.
     pub used: Vec<Used>,
 }
 
-/// Why there is no address.
+/// Why a translation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// The page is not there: the driver is to be asked.
+    /// The page is absent, which is a page fault.
     Fault {
         /// The key that has no translation.
         mkey: u32,
-        /// The address in it.
+        /// The address in the key.
         va: u64,
     },
-    /// It is not allowed.
+    /// The key does not allow the access.
     Denied(String),
 }
 
-/// Keys point to keys, and a chain of them may be a circle.
+/// Limit of nested keys, because keys that point to keys can form a loop.
 const DEPTH: usize = 4;
-/// Entries that are looked at for one piece of memory. Lists of one byte each, of lists
-/// that are empty up to their end, would take for ever.
+/// Limit of the entries visited by one translation. Lists with one entry per byte that point
+/// to long lists of empty entries would otherwise take too long.
 const STEPS: usize = 1 << 18;
 
-/// Bits of an MTT below the address (`MLX5_IB_MTT_READ` and `_WRITE`; the driver's own
-/// header has them, and not one of those that are read).
+/// Bits of an MTT below the address (`MLX5_IB_MTT_READ` and `_WRITE`). Only the driver's own
+/// header defines them, which the model does not read.
 const MTT_READ: u64 = 1;
 const MTT_WRITE: u64 = 2;
 const MTT_FLAGS: u64 = 0xfff;
 
-/// A UMR writes blocks of so many bytes.
+/// A UMR writes blocks of this many bytes.
 pub const BLOCK: usize = 64;
 
 fn denied<T>(why: String) -> Result<T, Stop> {
     Err(Stop::Denied(why))
 }
 
-/// A key on the way to the pieces.
+/// A key that the walk visits.
 #[derive(Clone, Copy)]
 struct Named<'a> {
     key: u32,
     mkey: &'a Mkey,
 }
 
-/// The way from a key to the pieces.
+/// The walk from a key to the pieces.
 struct Walk<'a> {
     device: &'a Device,
     want: Want,
     pd: Option<u32>,
-    /// Entries of keys above.
+    /// The entries of the parent keys.
     above: Vec<Used>,
     steps: usize,
     pieces: Vec<Piece>,
 }
 
 impl Device {
-    /// The pieces of `len` bytes at `va` of a key.
+    /// Translates `len` bytes at `va` of a key into pieces.
     ///
-    /// Rights are those of the key that was named; a key that it points to must be in
-    /// use and of the same protection domain. What the hardware checks there is not
-    /// published.
+    /// Only the named key's rights count. A key that it points to must be in use and in the
+    /// same protection domain. The hardware's checks of such keys are not published.
     pub fn translate(
         &self,
         key: u32,
@@ -163,7 +162,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether this may be done with the key at all.
+    /// Checks that the key allows the access.
     fn check(&self, Named { key, mkey }: Named<'_>, va: u64, len: usize) -> Result<(), Stop> {
         let l = &self.device.l.mkc;
         let get = |field: crate::layout::Field| field.get(&mkey.context);
@@ -203,7 +202,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Counts what is looked at.
+    /// Counts a visited entry.
     fn look(&mut self, key: u32) -> Result<(), Stop> {
         self.steps += 1;
         if self.steps > STEPS {
@@ -212,7 +211,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Goes on at the key that this entry of `from` names.
+    /// Continues with the key that this entry of `from` names.
     fn down(
         &mut self,
         (from, entry): (u32, u64),
@@ -229,7 +228,7 @@ impl Walk<'_> {
         found
     }
 
-    /// Goes through the pages of a key that has an entry for each: entry, address, bytes.
+    /// Calls `each` for the pages of a key with one entry per page: entry, address, bytes.
     fn pages(
         &mut self,
         named: Named<'_>,
@@ -245,7 +244,7 @@ impl Walk<'_> {
             let here = part(va, len, mask(shift));
             let entry = at(va, shift).wrapping_sub(at(start, shift));
             each(self, named, entry, va, here)?;
-            // A key without bounds may go on at 0.
+            // A key without bounds may wrap around to 0.
             va = va.wrapping_add(here as u64);
             len -= here;
         }
@@ -265,7 +264,7 @@ impl Walk<'_> {
     fn mtt(&mut self, named: Named<'_>, number: u64, va: u64, len: usize) -> Result<(), Stop> {
         let l = self.device.l.mtt;
         let needed = if self.want.write { MTT_WRITE } else { MTT_READ };
-        // Beyond the table there is none.
+        // An entry beyond the table is absent.
         let entry = named.mkey.entries.entry(number, l.size);
         let mtt = entry.map_or(0, |entry| l.ptag.get(entry));
         if mtt & needed == 0 {
@@ -277,7 +276,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Where an address is in its page.
+    /// Offset of an address in its page.
     fn inside(&self, named: Named<'_>, va: u64) -> u64 {
         va & mask(self.device.l.mkc.log_page_size.get(&named.mkey.context))
     }
@@ -339,7 +338,8 @@ impl Walk<'_> {
 }
 
 impl Device {
-    /// Which of these entries are present, for the witness: those of MTTs that can be read.
+    /// Which of these entries are present, for the witness. An MTT is present if it can be read
+    /// or written.
     pub fn present(&self, context: &[u8], entries: &[u8]) -> Vec<bool> {
         let mode = self.l.mkc.access_mode_1_0.get(context);
         let (size, field, bits) = if mode == self.c.mode.mtt {
@@ -351,11 +351,11 @@ impl Device {
         entries.map(|entry| field.get(entry) & bits != 0).collect()
     }
 
-    /// The first page past the end of a key in use that has a translation nevertheless.
+    /// The first page past the end of a key in use that still has a translation.
     ///
-    /// Only the block with the end is looked at: who writes the last entry writes all of it.
-    /// Blocks after it may be of an earlier use, when a key of the driver's pool was longer.
-    /// While a key is not in use, so may be its length.
+    /// This only checks the key's last block, because a write of the last entry writes its whole
+    /// block. Later blocks may be left over from an earlier, longer use of a key from the
+    /// driver's pool. The length of a key that is not in use may be left over too.
     pub fn past_the_end(&self, mkey: &Mkey) -> Option<u64> {
         let l = &self.l.mkc;
         let get = |field: crate::layout::Field| field.get(&mkey.context);
@@ -375,18 +375,18 @@ impl Device {
     }
 }
 
-/// The bits within a page of 2^shift bytes; of one beyond all memory, all bits.
+/// The mask of offsets in a page of 2^shift bytes. All bits if shift is 64 or more.
 fn mask(shift: u64) -> u64 {
     1u64.checked_shl(shift as u32)
         .map_or(u64::MAX, |size| size - 1)
 }
 
-/// Which page an address is in.
+/// The page number of an address.
 fn at(va: u64, shift: u64) -> u64 {
     va.checked_shr(shift as u32).unwrap_or(0)
 }
 
-/// How much of `len` bytes is in the page of `va`.
+/// How many of `len` bytes are in the page of `va`.
 fn part(va: u64, len: usize, mask: u64) -> usize {
     let rest = (mask - (va & mask)).saturating_add(1);
     usize::try_from(rest).unwrap_or(usize::MAX).min(len)

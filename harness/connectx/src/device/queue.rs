@@ -1,14 +1,14 @@
 //! Event queues and completion queues: rings in host memory that the device fills.
 //!
-//! An entry's last byte says who owns it: the bit changes each time around. It is
-//! written after the rest, because the driver reads the ring at the same time.
+//! An entry's last byte holds the owner bit, which flips on each pass over the ring. The
+//! device writes this byte last, because the driver reads the ring at the same time.
 
 use crate::device::Device;
 use crate::memory::{Buffer, Refused};
 
 /// Size of an event.
 pub const EQE: usize = 64;
-/// Size of a completion; one of 128 bytes ends with it.
+/// Size of a completion. In an entry of 128 bytes, the completion is at the end.
 pub const CQE: usize = 64;
 
 /// An event queue.
@@ -23,13 +23,13 @@ pub struct Eq {
     pub mask: [u64; 4],
     /// Entries written.
     pub produced: u32,
-    /// Entries that the driver has read, as it last said.
+    /// Entries read, as the driver last reported.
     pub consumed: u32,
     /// Whether the next event interrupts.
     pub is_armed: bool,
 }
 
-/// What a completion queue was told to interrupt for.
+/// The completions for which a completion queue sends an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
     /// Nothing.
@@ -52,34 +52,34 @@ pub struct Cq {
     pub stride: usize,
     /// The event queue.
     pub eqn: u32,
-    /// Where the driver keeps its consumer index.
+    /// Address of the doorbell record, in which the driver stores its consumer index.
     pub doorbell: u64,
     /// Entries written.
     pub produced: u32,
-    /// Whether it interrupts.
+    /// Which completion sends an event.
     pub arm: Arm,
-    /// It overran: nothing comes any more.
+    /// The queue overran and takes no more completions.
     pub is_broken: bool,
 }
 
-/// What a completion says besides its queue.
+/// The contents of a completion.
 #[derive(Clone, Debug, Default)]
 pub struct Completion {
     /// `MLX5_CQE_*`
     pub opcode: u8,
     /// The queue pair.
     pub qpn: u32,
-    /// As user space knows it.
+    /// The queue pair's number in user space.
     pub user_index: u32,
-    /// Which work request.
+    /// The work request's counter.
     pub wqe_counter: u16,
     /// Bytes moved.
     pub bytes: u32,
-    /// Immediate data or the key that was invalidated.
+    /// Immediate data, or the invalidated key.
     pub imm: [u8; 4],
     /// The opcode of the work request, for a requester.
     pub send_opcode: u8,
-    /// Whose packet it was, for a datagram.
+    /// The sender of a datagram.
     pub source_qpn: u32,
     /// The sender asked for an event.
     pub is_solicited: bool,
@@ -87,13 +87,13 @@ pub struct Completion {
     pub syndrome: u8,
 }
 
-/// `a - b` of counters of 24 bits.
+/// `a - b` for 24-bit counters.
 fn distance(a: u32, b: u32) -> u32 {
     a.wrapping_sub(b) & 0xff_ffff
 }
 
 impl Device {
-    /// Writes an event to each queue that wants its type.
+    /// Writes an event to each event queue that takes its type.
     pub fn event(&mut self, kind: u64, sub_kind: u8, fill: impl Fn(&Device, &mut [u8])) {
         let word = (kind / 64) as usize;
         let wants = |eq: &Eq| {
@@ -150,7 +150,7 @@ impl Device {
         }
     }
 
-    /// The driver says how far it has read, and whether to interrupt for what comes.
+    /// Handles an event queue doorbell: the consumer index, and whether to arm the queue.
     pub fn eq_doorbell(&mut self, value: u32, arm: bool) {
         let Some(eq) = self.eqs.get_mut(&(value >> 24)) else {
             self.note(&format!(
@@ -172,7 +172,8 @@ impl Device {
         }
     }
 
-    /// The driver wants to be told of the next completion after what it has seen.
+    /// Handles a completion queue doorbell: arms the queue for the next completion after those
+    /// that the driver has seen.
     pub fn cq_doorbell(&mut self, first: u32, cqn: u32) {
         let cqn = cqn & 0xff_ffff;
         let seen = first & 0xff_ffff;
@@ -188,8 +189,8 @@ impl Device {
             return;
         };
         cq.arm = arm;
-        // What came while the driver was about to ask. Whether one of these was solicited
-        // is not known any more; an event too many does no harm.
+        // Completions came before the doorbell. The device does not know any more whether one of
+        // them was solicited, but a spurious event does no harm.
         if distance(cq.produced, seen) > 0 {
             self.cq_event(cqn);
         }
@@ -207,7 +208,7 @@ impl Device {
         });
     }
 
-    /// Completions that the driver has not read: it keeps the consumer index in memory.
+    /// Number of completions that the driver has not read, by its consumer index in memory.
     pub(crate) fn unread(&self, cq: &Cq) -> u32 {
         let consumed = self.memory.read_u32(cq.doorbell);
         consumed.map_or(u32::MAX, |consumed| distance(cq.produced, consumed))
@@ -222,7 +223,7 @@ impl Device {
         if cq.is_broken {
             return;
         }
-        // The driver keeps the consumer index in memory.
+        // The driver stores the consumer index in memory.
         match self.memory.read_u32(cq.doorbell) {
             Ok(consumed) if distance(cq.produced, consumed) < 1 << cq.log_size => {}
             Ok(_) => return self.cq_overrun(cqn),
@@ -286,7 +287,7 @@ impl Device {
     }
 }
 
-/// Writes an entry; the byte that hands it over comes last.
+/// Writes an entry. The byte with the owner bit comes last.
 fn put(
     memory: &crate::memory::Memory,
     buffer: &Buffer,

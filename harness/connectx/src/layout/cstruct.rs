@@ -1,8 +1,8 @@
-//! Reads declarations from C headers and places struct members as the compiler
+//! Reads declarations from C headers and lays out struct members as the compiler
 //! does.
 //!
-//! Only what the mlx5 headers use is understood. Other declarations are skipped:
-//! the reason is kept and told to whoever asks for one of them.
+//! The parser only understands the syntax that the mlx5 headers use. It skips other
+//! declarations and keeps the reason, which a later lookup returns as an error.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,9 +17,9 @@ enum Token {
     Number(i128),
     /// An operator or a bracket: one character, or `<<`, `>>`.
     Mark(&'static str),
-    /// `#if` and the like: which branch counts is not known here.
+    /// `#if` and the like. The parser does not know which branch counts.
     Conditional,
-    /// Something that no declaration of interest has.
+    /// A character that no declaration of interest has.
     Other(char),
 }
 
@@ -50,7 +50,7 @@ struct Origin {
 enum Order {
     /// Big endian, or too short to have an order.
     Device,
-    /// The byte order of whoever compiles.
+    /// The byte order of the host.
     Host,
 }
 
@@ -72,10 +72,10 @@ struct Group {
 
 #[derive(Clone, Debug)]
 struct Member {
-    /// None: the names of its own members are visible outside.
+    /// None for an anonymous member, whose own members are visible outside.
     name: Option<String>,
     kind: Type,
-    /// Each an expression; empty for a flexible array.
+    /// The dimensions, each an expression. Empty for a flexible array.
     dims: Vec<Vec<Token>>,
     bitfield: Option<Vec<Token>>,
 }
@@ -95,7 +95,7 @@ struct Constant {
 #[derive(Debug)]
 enum Formula {
     Expression(Vec<Token>),
-    /// An enumerator without a value: one more than that of the index before.
+    /// An enumerator without a value: one more than the constant with this index.
     After(usize),
 }
 
@@ -106,7 +106,7 @@ struct Extent {
     align: usize,
 }
 
-/// What a path leads to, in bits of memory.
+/// The position that a path leads to, in bits of memory.
 pub(super) struct Spot {
     /// Offset, in big-endian bit order.
     pub at: usize,
@@ -284,7 +284,7 @@ impl Declarations {
                 ensure!(last && indexes.is_empty(), "{name} is a bit field");
                 ensure!(view == View::Memory, "{name} is a bit field");
                 let bits = self.count(width)?;
-                // Compilers of little-endian machines count from the lowest bit.
+                // Compilers for little-endian machines count from the lowest bit.
                 let low = (at + offset) % 8;
                 ensure!(low + bits <= 8, "bit field {name} crosses bytes");
                 let at = at + offset - low + (8 - low - bits);
@@ -297,7 +297,7 @@ impl Declarations {
             let mut index = 0;
             for (place, dim) in dims.iter().enumerate() {
                 let i = indexes.get(place).copied().unwrap_or(0);
-                // An array of no elements is how flexible arrays were once written.
+                // Older code declares a flexible array with zero elements.
                 let dim = dim.filter(|d| *d > 0);
                 ensure!(dim.is_none_or(|d| i < d), "{name} has no element {i}");
                 index = index * dim.unwrap_or(1) + i;
@@ -320,7 +320,7 @@ impl Declarations {
         }
     }
 
-    /// A member by name, anonymous members looked through, and its offset.
+    /// A member by name, also within anonymous members, and its offset.
     fn member<'a>(
         &'a self,
         group: &'a Group,
@@ -346,7 +346,7 @@ impl Declarations {
         ensure!(depth < DEPTH, "nested too deep");
         let mut whole = Extent { size: 0, align: 8 };
         let mut offsets = Vec::new();
-        // Bits taken so far, in a union by the member at hand.
+        // Bits used so far. In a union, the bits of the current member.
         let mut end = 0;
         for member in &group.members {
             let name = member.name.as_deref().unwrap_or("an anonymous member");
@@ -405,12 +405,12 @@ impl Declarations {
 
     fn count(&self, expression: &[Token]) -> Result<usize> {
         let value = self.evaluate(expression, 0)?;
-        // More would be a mistake and overflow what is computed from it.
+        // A larger value would be a mistake, and would overflow later calculations.
         ensure!((0..1 << 32).contains(&value), "{value} elements");
         Ok(usize::try_from(value)?)
     }
 
-    /// The value that a name has.
+    /// The value of a name.
     pub fn constant(&self, name: &str) -> Result<i128> {
         self.named(name, 0)
     }
@@ -460,7 +460,7 @@ impl Declarations {
     }
 
     /// Value of an expression, without the limits of C's types: `1 << 31` is
-    /// 0x80000000, as whoever wrote it meant.
+    /// 0x80000000, as its author intended.
     fn evaluate(&self, tokens: &[Token], depth: usize) -> Result<i128> {
         ensure!(depth < DEPTH, "refers to itself");
         let mut expression = Expression {
@@ -499,7 +499,7 @@ fn step(text: &str) -> Result<(&str, Vec<usize>)> {
 
 type Scanned = (Vec<(Token, usize)>, Vec<(String, usize, Vec<Token>)>);
 
-/// Tokens with their lines, and what object-like macros stand for.
+/// Tokens with their lines, and the bodies of object-like macros.
 fn scan(text: &str) -> Scanned {
     let text = uncomment(text);
     let (mut tokens, mut defines) = (Vec::new(), Vec::new());
@@ -535,7 +535,7 @@ fn scan(text: &str) -> Scanned {
     (tokens, defines)
 }
 
-/// Blanks comments out; lines keep their numbers.
+/// Blanks out comments. Lines keep their numbers.
 fn uncomment(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -548,7 +548,8 @@ fn uncomment(text: &str) -> String {
         } else if rest.starts_with("//") {
             rest.find('\n').unwrap_or(rest.len())
         } else if c == '"' {
-            // Not to be searched for comments; no declaration needs its text.
+            // Skip string literals: they may contain comment marks, and no declaration needs
+            // their text.
             let mut escaped = false;
             let end = rest[1..].find(|c| {
                 let ends = c == '\n' || (c == '"' && !escaped);
@@ -731,7 +732,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Members under a name of their own that are also the parent's.
+    /// Members of a named group, which are also members of the parent.
     fn struct_group(&mut self, out: &mut Vec<Member>) -> Result<()> {
         self.expect("(")?;
         let name = self.word()?;
@@ -778,7 +779,7 @@ impl Parser<'_> {
                 let tag = self.word()?;
                 if self.peek()?.is("{") {
                     let group = self.group(union)?;
-                    // Without a member behind it, only the tag is declared.
+                    // Without a member after it, this only declares the tag.
                     return Ok(if self.peek()?.is(";") {
                         Type::Tagged(tag)
                     } else {
@@ -829,7 +830,7 @@ impl Parser<'_> {
         })
     }
 
-    /// Tokens before one of `marks`, which stays.
+    /// The tokens before one of `marks`. Does not consume the mark.
     fn until(&mut self, marks: &[&str]) -> Result<Vec<Token>> {
         let start = self.at;
         while !marks
@@ -880,7 +881,7 @@ impl Expression<'_> {
         match token {
             Token::Number(number) => Ok(*number),
             Token::Mark("-") => Ok(self.unary()?.checked_neg().context("too large")?),
-            // A cast that no value is too large for.
+            // A cast to `u64` has no effect.
             Token::Mark("(") if self.tokens.get(self.at) == Some(&Token::Word("u64".into())) => {
                 self.at += 1;
                 self.close()?;
@@ -905,7 +906,7 @@ impl Expression<'_> {
                             .zip(apply("<<", 1, low))
                             .map(|(high, low)| high - low)
                     }
-                    // What the device reads is the value.
+                    // The device reads the value itself.
                     "cpu_to_be16" | "cpu_to_be32" | "cpu_to_be64" => Some(value),
                     _ => bail!("{name}() is not understood"),
                 };
@@ -925,7 +926,7 @@ impl Expression<'_> {
     }
 }
 
-/// None where the result would not be a 64-bit number.
+/// The result of an operator, or none if it is not a 64-bit number.
 fn apply(mark: &str, left: i128, right: i128) -> Option<i128> {
     let shift = u32::try_from(right).ok().filter(|shift| *shift <= 64);
     let value = match mark {

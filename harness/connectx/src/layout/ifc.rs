@@ -1,16 +1,16 @@
-//! Reads `mlx5_ifc.h`, where a C struct is a picture of a bit layout.
+//! Reads `mlx5_ifc.h`, in which C structs describe bit layouts.
 //!
 //! A byte of `struct mlx5_ifc_x_bits` stands for a bit of the hardware's x, so
 //! that the driver's macros get bit offsets from `offsetof` and widths from
-//! `sizeof`. The same is done here: place the members as C does and read bytes
-//! as bits.
+//! `sizeof`. This module does the same: it lays out the members as C does and
+//! reads bytes as bits.
 
 use anyhow::{Result, ensure};
 
 use super::Field;
 use super::cstruct::{Declarations, View};
 
-/// A structure of the hardware, as one of the two ways to declare it.
+/// A structure of the hardware, in one of the two ways to declare it.
 pub(super) enum Layout {
     /// By the bit.
     Bits(String),
@@ -19,11 +19,11 @@ pub(super) enum Layout {
 }
 
 impl Layout {
-    /// A picture called `mlx5_ifc_<name>_bits` comes first: names of structs in
-    /// memory start with `mlx5_` and never fit.
+    /// Prefers the bit layout `mlx5_ifc_<name>_bits`. Names of structs in memory start
+    /// with `mlx5_`, so they never match.
     pub fn new(declarations: &Declarations, name: &str) -> Self {
         let picture = format!("mlx5_ifc_{name}_bits");
-        // A few are called so.
+        // A few bit layouts have this name.
         let short = format!("mlx5_ifc_{name}");
         if declarations.has(&picture) {
             Layout::Bits(picture)
@@ -32,7 +32,7 @@ impl Layout {
         } else if declarations.has(name) || name.starts_with("mlx5_") {
             Layout::Memory(name.to_string())
         } else {
-            // To be missed under its full name.
+            // The error should report the full name.
             Layout::Bits(picture)
         }
     }

@@ -265,7 +265,7 @@ fn the_kernel_has_all_that_is_used() {
     };
     let layouts = Layouts::load(headers).unwrap();
     let constants = Constants::load(headers).unwrap();
-    // The interface with the hardware does not change: these stay.
+    // The hardware interface is stable, so these offsets never change.
     let fields = [
         (layouts.mkc.free, 0x1, 0x1),
         (layouts.mkc.access_mode_1_0, 0x16, 0x2),

@@ -1,4 +1,4 @@
-//! Requests, completions and events: what goes through the queues of a [`Testbed`].
+//! Requests, completions and events in the queues of a [`Testbed`].
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ impl Testbed {
         structure(l.size, &[(l.rkey, u64::from(key)), (l.raddr, va)])
     }
 
-    /// Writes a request to the send queue, with a completion, and rings.
+    /// Posts a request with a completion to the send queue, and rings the doorbell.
     pub fn post(&mut self, qp: &mut TestQp, opcode: u64, imm: u32, segments: &[Vec<u8>]) {
         let l = &self.device.l.ctrl;
         let mut wqe = vec![0; l.size];
@@ -61,7 +61,7 @@ impl Testbed {
         self.put_u32(qp.doorbell, u32::from(qp.received));
     }
 
-    /// Runs until there is nothing to do now.
+    /// Runs until there is no step to run now.
     pub fn settle(&mut self) {
         for _ in 0..1_000_000 {
             if self.device.run().is_err() {
@@ -71,7 +71,7 @@ impl Testbed {
         panic!("the device never comes to rest");
     }
 
-    /// Runs for so long, or until `done`.
+    /// Runs until `done` or for this long.
     pub fn wait(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let begin = Instant::now();
         while begin.elapsed() < limit {
@@ -107,7 +107,7 @@ impl Testbed {
         })
     }
 
-    /// The next event: its type and all of it.
+    /// The next event: its type and its bytes.
     pub fn event(&mut self) -> Option<(u64, Vec<u8>)> {
         let l = &self.device.l.eqe;
         let index = u64::from(self.eq_consumed) % (1 << LOG_EQ);
@@ -157,7 +157,7 @@ impl Testbed {
         Ok(())
     }
 
-    /// Tells the device what was read of the event queue.
+    /// Reports the read events to the device, and arms the event queue.
     pub fn arm_eq(&mut self) {
         let value = self.eqn << 24 | self.eq_consumed;
         self.device

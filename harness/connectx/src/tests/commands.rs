@@ -1,4 +1,4 @@
-//! The ring of commands, what is refused, and what a reset leaves.
+//! The command ring, refused commands, and the state after a reset.
 
 use std::fs::File;
 
@@ -7,7 +7,7 @@ use crate::device::command::Status;
 use crate::layout::Layouts;
 use crate::testing::{PAGE, Pair, Testbed};
 
-/// A ring in host memory: where it is, and the mailboxes behind it.
+/// A command ring in host memory: its address, and its mailboxes.
 struct Ring {
     at: u64,
     boxes: Vec<u64>,
@@ -26,7 +26,7 @@ impl Ring {
         Self { at, boxes }
     }
 
-    /// Links mailboxes `which` to a chain.
+    /// Links the mailboxes `which` into a chain.
     fn chain(&self, bench: &Testbed, which: &[usize]) {
         let l = bench.device.l.block;
         for (number, pair) in which
@@ -42,7 +42,7 @@ impl Ring {
         }
     }
 
-    /// Puts a command in slot 3, rings, and gives the entry as it is then.
+    /// Puts a command in slot 3, rings the doorbell, and returns the entry.
     fn run(&self, bench: &mut Testbed, fill: impl FnOnce(&Layouts, &mut [u8])) -> Vec<u8> {
         let l = bench.device.l.cmd;
         let mut entry = vec![0; l.size];
@@ -83,7 +83,7 @@ fn a_command_goes_through_the_ring_and_its_mailboxes() {
         .collect();
     let at = l.query_hca_cap_out.capability.byte() - 16;
     assert_eq!(l.cap.log_max_qp.get(&answer[at..]), 18);
-    // There is an event queue, so an event tells.
+    // There is an event queue, so the device sends an event.
     let event = bench.event_of(bench.device.c.events.cmd).unwrap();
     assert_eq!(bench.device.l.eqe.cmd_vector.get(&event), 8);
     let lines = bench.lines();
@@ -103,7 +103,7 @@ fn what_is_not_well_formed_is_handed_back_so() {
         return;
     };
     let ring = Ring::new(&mut bench, 3);
-    // A circle.
+    // A loop.
     ring.chain(&bench, &[0, 1, 0]);
     let first = ring.boxes[0];
     type Fill = Box<dyn Fn(&Layouts, &mut [u8])>;
@@ -162,7 +162,7 @@ fn commands_that_are_too_short_or_too_large_are_refused() {
         Err(Status::BadOutLength)
     );
     assert_eq!(device.execute(&input, &mut out), Ok(()));
-    // More pages than the list has.
+    // The queue needs more pages than the list has.
     let set = |l: &Layouts, input: &mut [u8]| l.create_eq_in.log_eq_size.set(input, 10);
     assert_eq!(
         bench.command("CREATE_EQ", &[0], set),
@@ -283,7 +283,7 @@ fn a_reset_and_a_teardown_forget_everything() {
         let page = bench.alloc(PAGE);
         let mode = bench.device.c.mode.mtt;
         let key = bench.key(mode, (0, 2 * PAGE, 12), &[page | 3, 0], |_, _| {});
-        // One waits for a page, one for a receive request.
+        // One request waits for a page, the other for a receive request.
         let (remote, data) = (bench.remote(key, PAGE), bench.data(key, 0, 8));
         let c = bench.device.c.opcodes;
         bench.post(&mut pair.a, c.rdma_write, 0, &[remote, data.clone()]);
@@ -313,10 +313,10 @@ fn a_reset_and_a_teardown_forget_everything() {
         }
         let violations = bench.device.witness.totals.violations;
         ring.run(&mut bench, |_, _| {});
-        // After a reset it masters nothing, and knows no ring.
+        // After a reset, bus mastering is off and there is no command ring.
         let more = bench.device.witness.totals.violations - violations;
         assert_eq!(more, u64::from(is_reset));
-        // It starts again.
+        // The device starts again.
         bench.bus_master(true);
         bench.start();
         Pair::new(&mut bench);

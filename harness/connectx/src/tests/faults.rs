@@ -1,10 +1,10 @@
-//! Page faults: what the driver is told, and what comes of its answer.
+//! Page faults: the events, and the effects of the driver's answers.
 
 use crate::device::Scheme;
 use crate::layout::Layouts;
 use crate::testing::{LOW, PAGE, Pair, Testbed};
 
-/// Two pages at each end, of which the second one is not there.
+/// Two pages at each end. The second page of one end is absent.
 struct Ends {
     bench: Testbed,
     pair: Pair,
@@ -12,9 +12,9 @@ struct Ends {
     keys: [u32; 2],
 }
 
-/// Where each end's key begins.
+/// Start address of each end's key.
 const START: [u64; 2] = [0x10_0000, 0x20_0000];
-/// Whose second page is absent.
+/// The end whose second page is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Absent {
     Requester,
@@ -57,7 +57,7 @@ impl Ends {
         Some(ends)
     }
 
-    /// The page that was absent is there now.
+    /// Makes the absent page present.
     fn page_in(&mut self, absent: Absent) {
         let end = usize::from(absent != Absent::Requester);
         let mkey = self
@@ -71,7 +71,7 @@ impl Ends {
     }
 }
 
-/// What the event says: its subtype, token, and the rest by name.
+/// The event's subtype and token, and its other fields by name.
 fn told(t: &mut Ends) -> (u64, u64, Vec<(&'static str, u64)>) {
     let event = t.bench.event_of(t.bench.device.c.events.page_fault);
     let event = event.expect("a page fault");
@@ -160,21 +160,21 @@ fn the_driver_is_asked_and_its_answer_lets_the_rest_arrive() {
         };
         let (sub, token, of) = told(&mut t);
         assert_eq!((sub, of), expected(&t, absent));
-        // What was there has arrived; nothing completes yet.
+        // The data before the absent page has arrived, and nothing has completed yet.
         assert_eq!(
             t.bench.get(t.pages[2], PAGE as usize),
             [0xaa; PAGE as usize]
         );
         assert_eq!(t.bench.get(t.pages[3], PAGE as usize), [0; PAGE as usize]);
         assert!(t.bench.poll(&mut t.pair.a_cq).is_none());
-        // An answer without a page is a question again.
+        // An answer without the page leads to another page fault.
         t.bench.resume(token, false).unwrap();
         let (_, next, _) = told(&mut t);
         assert_ne!(next, token);
         t.page_in(absent);
         t.bench.resume(next, false).unwrap();
         assert_eq!(t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome, 0);
-        // Its latency is that of the driver.
+        // The driver causes its latency, so it is not direct.
         let lines = t.bench.lines();
         let done = lines.iter().rfind(|line| line["event"] == "done").unwrap();
         assert_eq!(done["direct"], false);

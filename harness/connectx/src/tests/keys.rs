@@ -23,7 +23,7 @@ struct Ends {
     pair: Pair,
     at: u64,
     key: u32,
-    /// Where translations are read from, and the key for it.
+    /// The source of translations, and its key.
     list: u64,
     list_key: u32,
 }
@@ -47,7 +47,7 @@ impl Ends {
         })
     }
 
-    /// Posts it, and gives the syndrome.
+    /// Posts a UMR and returns its syndrome.
     fn umr(&mut self, key: u32, umr: &Umr) -> u64 {
         let l = &self.bench.device.l;
         let octwords = (umr.entries.len() as u64).div_ceil(2);
@@ -74,7 +74,7 @@ impl Ends {
         self.bench.poll(&mut self.pair.a_cq).unwrap().syndrome
     }
 
-    /// Writes two entries, from this unit of 16 bytes on.
+    /// Writes two entries. `offset`: in units of 16 bytes.
     fn change(&mut self, key: u32, flags: u64, offset: u64, entries: [u64; 2]) {
         let umr = Umr {
             flags,
@@ -123,7 +123,7 @@ fn only_the_fields_of_the_mask_change() {
     assert_eq!(t.context(l.pd), u64::from(t.bench.pd));
     assert_eq!(t.context(l.mkey_7_0), 0x43);
     assert_eq!(t.entries(), before);
-    // The translations are those of the same change as before.
+    // The translations still come from the same change.
     let of = |key| t.bench.device.witness.used(key, 3).umr;
     assert_ne!(of(t.key), 0);
     assert_eq!(of(t.key ^ u32::from(LOW as u8 ^ 0x43)), of(t.key));
@@ -186,7 +186,7 @@ fn entries_are_written_where_the_offset_says() {
         expected[4] = 0;
         expected[5] = 0x77_7003;
         assert_eq!(t.entries(), expected);
-        // Without the flag the offset does not count.
+        // Without the flag the offset is ignored.
         let umr = Umr {
             flags: umr.flags & !u.translation_offset_en,
             entries: vec![0x11_1003, 0],
@@ -196,7 +196,7 @@ fn entries_are_written_where_the_offset_says() {
         expected[0] = 0x11_1003;
         expected[1] = 0;
         assert_eq!(t.entries(), expected);
-        // What was zapped is asked for; the witness knows the change.
+        // A zapped entry leads to a page fault, and the witness has logged the change.
         let lines = t.bench.lines();
         let umr = lines.iter().rfind(|line| line["event"] == "umr").unwrap();
         assert_eq!((&umr["first"], &umr["count"]), (&0.into(), &2.into()));
@@ -256,7 +256,7 @@ fn what_a_request_may_not_do_to_a_key_is_refused() {
         ("inline, and cut off", |t| {
             let flags = t.bench.device.c.umr.inline;
             let l = t.bench.device.l.umr;
-            // The count says more than there is: set by hand below.
+            // The count exceeds the list: set by hand below.
             let _ = l;
             (
                 t.key,
@@ -303,7 +303,7 @@ fn what_a_request_may_not_do_to_a_key_is_refused() {
     }
 }
 
-/// Posts a request with fewer inline entries than it says.
+/// Posts a request with fewer inline entries than it announces.
 fn cut_off(t: &mut Ends, key: u32, umr: &Umr) -> u64 {
     let l = &t.bench.device.l;
     let octwords = umr.entries.len() as u64 / 2;
@@ -321,7 +321,7 @@ fn cut_off(t: &mut Ends, key: u32, umr: &Umr) -> u64 {
 fn the_keys_together_have_no_more_translations_than_there_is_room() {
     let Some(mut t) = Ends::new() else { return };
     let mode = t.bench.device.c.mode.mtt;
-    // A table of 2^32 - 1 units, of which only the end is written.
+    // A table of 2^32 - 1 units. Only its end is written.
     let set = |l: &Layouts, context: &mut [u8]| {
         l.mkc
             .translations_octword_size
@@ -355,8 +355,8 @@ fn a_way_that_is_too_long_is_refused() {
     let mode = bench.device.c.mode;
     let page = bench.alloc(PAGE);
     let last = u64::from(bench.mtt(0, &[page]));
-    // A list whose only entry that is not empty is its last, and a key that leads there
-    // for each byte.
+    // A list with only its last entry in use, and a key with an entry for each byte that
+    // points to that list.
     let mut list = vec![0; 8000];
     list.extend([PAGE << 32 | last, 0]);
     let klm = u64::from(bench.key(mode.klms, (0, PAGE, 0), &list, |_, _| {}));
@@ -377,7 +377,7 @@ fn a_way_that_is_too_long_is_refused() {
     );
 }
 
-/// The rule is the witness's, which believes nobody that addresses are looked up in time.
+/// The witness enforces this rule itself and does not rely on the order of lookups.
 #[test]
 fn a_dma_by_a_translation_that_has_ended_is_a_violation() {
     let Some(t) = Ends::new() else { return };
@@ -434,14 +434,14 @@ fn a_dma_by_a_translation_that_has_ended_is_a_violation() {
     }
 }
 
-/// As the driver registers memory: in parts, by a queue pair of its own, and with a key that
+/// Registers memory as the driver does: in parts, by its own queue pair, and with a key that
 /// had another length before.
 #[test]
 fn a_translation_past_the_end_of_a_key_is_a_violation() {
     let Some(t) = Ends::new() else { return };
     drop(t);
     let dirty = || vec![0, 0, 0, 0, 0x5003, 0x6003, 0, 0];
-    // What is past the end: entry 5, after the five pages that are registered.
+    // Entry 5 is past the end, as five pages are registered.
     let clean = || vec![0x1003, 0, 0, 0, 0x5003, 0, 0, 0];
     type Change = fn(&mut Ends, Umr, Vec<u64>) -> Umr;
     let cases: [(&str, Vec<u64>, u64, Change); 8] = [

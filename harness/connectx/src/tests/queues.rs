@@ -1,5 +1,5 @@
-//! Queues of events and completions: when they interrupt, and what happens if nobody
-//! reads them.
+//! Event queues and completion queues: when they interrupt, and what happens if the driver
+//! does not read them.
 
 use crate::device::Scheme;
 use crate::device::command::Status;
@@ -17,16 +17,16 @@ fn an_armed_queue_interrupts_once() {
         return;
     };
     let mut pair = Pair::new(&mut bench);
-    // Neither is armed: a completion, and no event.
+    // Neither queue is armed: a completion, and no event.
     nop(&mut bench, &mut pair.a);
     assert!(bench.poll(&mut pair.a_cq).is_some());
     assert_eq!((bench.event(), bench.interrupts()), (None, 0));
-    // The completion queue is, the event queue is not: an event, and no interrupt.
+    // Only the completion queue is armed: an event, and no interrupt.
     bench.arm_cq(&pair.a_cq, false);
     nop(&mut bench, &mut pair.a);
     nop(&mut bench, &mut pair.a);
     assert_eq!(bench.interrupts(), 0);
-    // To arm it with an unread event interrupts at once, and does not arm it.
+    // Arming the event queue with an unread event interrupts at once, and leaves it unarmed.
     bench.arm_eq();
     assert_eq!(bench.interrupts(), 1);
     let event = bench.event_of(bench.device.c.events.comp).unwrap();
@@ -34,15 +34,15 @@ fn an_armed_queue_interrupts_once() {
         bench.device.l.eqe.comp_cqn.get(&event) as u32,
         pair.a_cq.cqn
     );
-    // A second completion is not a second event.
+    // A second completion causes no second event.
     assert_eq!(bench.event(), None);
     bench.arm_eq();
     assert_eq!(bench.interrupts(), 1);
-    // To arm the completion queue with what it has not read is an event at once.
+    // Arming the completion queue with an unread completion causes an event at once.
     bench.arm_cq(&pair.a_cq, false);
     assert!(bench.event().is_some());
     assert_eq!(bench.interrupts(), 2);
-    // Until armed again there is no other.
+    // There is no further event until the queue is armed again.
     while bench.poll(&mut pair.a_cq).is_some() {}
     bench.arm_cq(&pair.a_cq, false);
     nop(&mut bench, &mut pair.a);
@@ -59,7 +59,7 @@ fn a_queue_armed_for_solicited_completions_ignores_others() {
     bench.arm_cq(&pair.a_cq, true);
     nop(&mut bench, &mut pair.a);
     assert_eq!(bench.event(), None);
-    // An error is one.
+    // An error counts as solicited.
     bench.post(&mut pair.a, 0x7f, 0, &[]);
     bench.settle();
     assert!(bench.event().is_some());
@@ -84,7 +84,7 @@ fn a_completion_queue_that_overruns_ends_with_an_event() {
     assert_eq!(l.cq_err_syndrome.get(&event), 1);
     assert!(bench.poll(&mut cq).is_some());
     assert!(bench.poll(&mut cq).is_some());
-    // It stays so, and another buffer does not help.
+    // The queue stays broken, even with another buffer.
     nop(&mut bench, &mut qp);
     assert_eq!((bench.poll(&mut cq), bench.event()), (None, None));
     let resized = bench.resize(&cq, 3, 0);

@@ -1,8 +1,8 @@
-//! Whatever a guest says, the model answers: it never panics, never loops for ever and
-//! never takes more memory than a guest has filled.
+//! The model handles any guest input: it never panics, never loops forever and never takes
+//! more memory than the guest has filled.
 //!
-//! Each property is tried with [`CASES`] inputs, or as many as `PROPTEST_CASES` says:
-//! README.md tells how long a million takes. A failure prints its smallest input; nothing is kept in files.
+//! Each property runs with [`CASES`] inputs, or `PROPTEST_CASES` if set. README.md lists how
+//! long a million takes. A failure prints its smallest input and writes no files.
 
 use std::time::Duration;
 
@@ -17,20 +17,19 @@ mod memory;
 mod queues;
 mod resize;
 
-/// Inputs of a property, unless `PROPTEST_CASES` says otherwise.
+/// Inputs of a property, unless `PROPTEST_CASES` is set.
 const CASES: u32 = 2000;
-/// How long a processor may work for one: more is a loop.
+/// Limit of processor time for one input. More means a loop.
 const LONG: Duration = Duration::from_secs(20);
 
-/// How long a processor has worked for this thread. Others may keep it busy, so the time
-/// of day says nothing.
+/// Processor time of this thread. Wall-clock time would include other threads' work.
 fn worked() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let first = text.split_whitespace().next();
     Duration::from_nanos(first.and_then(|ns| ns.parse().ok()).unwrap_or(0))
 }
 
-/// Runs a property, unless there is no kernel.
+/// Runs a property if there is a kernel.
 fn check<S: Strategy>(input: &S, test: impl Fn(S::Value) -> TestCaseResult) {
     if crate::testing::headers().is_none() {
         return;
@@ -55,7 +54,7 @@ fn check<S: Strategy>(input: &S, test: impl Fn(S::Value) -> TestCaseResult) {
     }
 }
 
-/// Numbers that programmers forget about, and others.
+/// Numbers that are typical corner cases, and others.
 fn number() -> impl Strategy<Value = u64> + Clone {
     prop_oneof![
         Just(0),
@@ -73,12 +72,12 @@ fn number() -> impl Strategy<Value = u64> + Clone {
     ]
 }
 
-/// A number below this one, or any.
+/// A number below `below`, or any number.
 fn mostly(below: u64) -> impl Strategy<Value = u64> + Clone {
     prop_oneof![3 => 0..below, 1 => number()]
 }
 
-/// Bytes: all of them random, or few that are not zero, or all ones.
+/// Bytes: all random, few nonzero, or all ones.
 fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         3 => prop::collection::vec(any::<u8>(), 0..most),
@@ -97,11 +96,11 @@ fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// A command: its opcode by number among the known ones, what it says, how long it and
-/// its answer are.
+/// Commands: the opcode by its index among the known ones, the contents, the size of the
+/// answer, and whether to extend both to their minimum sizes.
 fn commands() -> impl Strategy<Value = Vec<(usize, Vec<u8>, usize, bool)>> {
     let out = prop_oneof![Just(16), Just(4112), 0usize..600, Just(1 << 20)];
-    // Mostly long enough: what is too short is refused at once.
+    // Mostly long enough, as the device refuses short commands at once.
     let command = (
         any::<prop::sample::Index>(),
         bytes(900),
@@ -126,7 +125,7 @@ fn any_command_is_answered() {
                 input.resize(input.len().max(least_in), 0);
             }
             input.resize(input.len().max(16), 0);
-            // One that no header knows.
+            // An opcode that no header defines.
             let number = opcode.unwrap_or(0xfff0);
             bench.device.l.mbox_in.opcode.set(&mut input, number);
             let mut out = vec![0; out.max(if pad { least_out } else { 0 })];
@@ -140,14 +139,14 @@ fn any_command_is_answered() {
             }
             bench.settle();
         }
-        // It still answers what is right.
+        // The device still answers a valid command.
         let nop = bench.command("NOP", &[], |_, _| {});
         prop_assert!(nop.is_ok());
         Ok(())
     });
 }
 
-/// Objects whose contexts are right but for a few fields.
+/// Objects whose contexts are valid except for a few fields.
 #[test]
 fn sizes_that_a_guest_makes_up_are_refused_or_held() {
     let names = [
@@ -257,7 +256,7 @@ fn sizes_that_a_guest_makes_up_are_refused_or_held() {
                 table[index % table.len()].set(&mut input[at..], *value);
             }
         });
-        // What was accepted is no larger than its list.
+        // An accepted buffer is no larger than its list.
         let pages = |buffer: &crate::memory::Buffer| buffer.pages.len() <= list.len();
         prop_assert!(
             bench
@@ -290,7 +289,7 @@ fn sizes_that_a_guest_makes_up_are_refused_or_held() {
     });
 }
 
-/// An entry of the ring of commands, and mailboxes that lead anywhere.
+/// An entry of the command ring, and mailboxes that point anywhere.
 #[test]
 fn any_entry_of_the_ring_is_handed_back() {
     let link = (0..8usize, number(), 0..8u64, any::<bool>());
@@ -345,7 +344,7 @@ fn any_entry_of_the_ring_is_handed_back() {
             bench
                 .device
                 .write(init.cmd_dbell.byte() as u64, &1u32.to_be_bytes());
-            // The answer may be written over the entry itself.
+            // The answer may overwrite the entry itself.
             let answer = bench.get(at + l.status_own.byte() as u64, 1)[0];
             let is_over = (at..at + PAGE).contains(&(pointer(out_ptr) & !511));
             prop_assert!(is_over || answer & 1 == 0, "{answer:#x}");
@@ -365,7 +364,7 @@ fn any_access_to_a_register_is_survived() {
         let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let pair = crate::testing::Pair::new(&mut bench);
         for (at, data) in writes {
-            // The numbers of real queues are tried as well.
+            // Some inputs use the numbers of real queues.
             let mut data = data;
             if data.len() >= 8 && data[0] % 3 == 0 {
                 let number = if at & 0x800 == 0 {

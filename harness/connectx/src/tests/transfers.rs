@@ -1,4 +1,4 @@
-//! What moves between two queue pairs, how it completes, and what is not allowed.
+//! Transfers between two queue pairs: data, completions and errors.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::device::Scheme;
 use crate::layout::Layouts;
 use crate::testing::{PAGE, Pair, Testbed, VRAM};
 
-/// A pair, a page at each end and a key for each.
+/// Two queue pairs, with a page and a key at each end.
 struct Ends {
     bench: Testbed,
     pair: Pair,
@@ -34,7 +34,7 @@ impl Ends {
         })
     }
 
-    /// Writes `len` bytes from one end to the other with this key, and runs.
+    /// Writes `len` bytes from one end to the other with these keys, and runs.
     fn write(&mut self, local_key: u32, key: u32, va: u64, len: u64) {
         let local = self.bench.data(local_key, 0x10_0000, len);
         let remote = self.bench.remote(key, va);
@@ -49,8 +49,8 @@ impl Ends {
         cqe.syndrome
     }
 
-    /// That the request failed with this, that what comes after it is flushed, and whether
-    /// the other end has failed as well.
+    /// Checks that the request failed with this syndrome, that later requests are flushed, and
+    /// whether the remote end has failed too.
     fn failed_with(&mut self, syndrome: u64, other: bool) {
         assert_eq!(self.syndrome(), syndrome);
         self.write(self.from_key, self.to_key, 0x20_0000, 8);
@@ -60,9 +60,9 @@ impl Ends {
         let event = self.bench.event_of(kind);
         let of = event.map(|event| self.bench.device.l.eqe.qp_srq_n.get(&event) as u32);
         assert_eq!(of, other.then_some(self.pair.b.qpn));
-        // Nothing has moved, also not later.
+        // No data has moved, not even later.
         assert_eq!(self.bench.get(self.to, 8), [0; 8]);
-        // Receive requests of the other end are flushed if it has failed.
+        // The remote end's receive requests are flushed if it has failed.
         let data = self.bench.data(self.to_key, 0x20_0000, 8);
         self.bench.receive(&mut self.pair.b, &[data]);
         let limit = Duration::from_millis(if other { 5000 } else { 10 });
@@ -89,7 +89,7 @@ fn a_write_arrives_and_completes() {
         t.bench.get(t.from, 0x1800)
     );
     assert_eq!(t.bench.get(t.to, 0x10), [0; 0x10]);
-    // The witness has seen where the bytes went, and by which translation.
+    // The witness has logged the bytes' target and translation.
     let lines = t.bench.lines();
     let dmas: Vec<_> = lines.iter().filter(|line| line["event"] == "dma").collect();
     let peer: u64 = dmas
@@ -110,7 +110,7 @@ fn a_write_arrives_and_completes() {
     );
 }
 
-/// What `done` lines say: operation, bytes, and whether nothing was in the way.
+/// The contents of `done` lines: operation, bytes, and `direct`.
 fn completed(bench: &mut Testbed) -> Vec<(String, u64, bool)> {
     let lines = bench.lines();
     let done = lines.iter().filter(|line| line["event"] == "done");
@@ -137,14 +137,14 @@ fn the_log_tells_which_latencies_are_those_of_a_request_alone() {
     t.write(t.from_key, t.to_key, 0x20_0000, PAGE);
     t.write(t.from_key, t.to_key, 0x20_0000, PAGE);
     assert_eq!(completed(&mut t.bench), [write(true), write(true)]);
-    // The second one comes while the first one is in the queue.
+    // The second request arrives while the first one is in the queue.
     for _ in 0..2 {
         let segments = segments(&t);
         t.bench.post(&mut t.pair.a, c.rdma_write, 0, &segments);
     }
     t.bench.settle();
     assert_eq!(completed(&mut t.bench)[2..], [write(false), write(false)]);
-    // Two by one doorbell.
+    // Two requests with one doorbell.
     let mut both = Vec::new();
     for n in 0..2 {
         let l = &t.bench.device.l.ctrl;
@@ -166,7 +166,7 @@ fn the_log_tells_which_latencies_are_those_of_a_request_alone() {
     t.bench.settle();
     let read = ("rdma_read".to_owned(), PAGE, true);
     assert_eq!(completed(&mut t.bench)[6..], [read]);
-    // The other end is not ready.
+    // The remote end is not ready.
     let data = t.bench.data(t.from_key, 0x10_0000, 8);
     t.bench.post(&mut t.pair.a, c.send, 0, &[data]);
     t.bench.settle();
@@ -183,7 +183,7 @@ fn the_log_tells_which_latencies_are_those_of_a_request_alone() {
     );
 }
 
-/// The judge goes by these bits of each request, which the driver has chosen with the key.
+/// The judge relies on these bits of each request. The driver sets them in the key.
 #[test]
 fn the_log_tells_of_ats_and_of_relaxed_ordering_for_each_direction() {
     let Some(mut t) = Ends::new() else { return };
@@ -293,7 +293,7 @@ fn atomics_change_and_tell_what_was() {
     for (opcode, operand, before, after) in [
         (c.atomic_fa, 5, 7, 12),
         (c.atomic_cs, 5, 12, 5),
-        // Not what it compares with.
+        // The value differs from the comparison value.
         (c.atomic_cs, 9, 5, 5),
     ] {
         l.swap_add.set(&mut segment, operand);
@@ -449,7 +449,7 @@ fn a_mapping_that_is_gone_is_an_error_and_a_violation() {
         t.bench.device.memory.unmap(VRAM, 1);
         if is_local {
             t.bench.map();
-            // All of RAM goes, and comes back without this page.
+            // Map all of RAM again, without this page.
             let ram = t.bench.ram.try_clone().unwrap();
             let memory = &mut t.bench.device.memory;
             memory.map(0, at, Some(ram), 0, true).unwrap();
@@ -496,7 +496,7 @@ fn a_receive_request_that_a_message_has_begun_is_flushed() {
     let local = t.bench.data(t.from_key, 0x10_0000, 2 * PAGE);
     let opcode = t.bench.device.c.opcodes.send;
     t.bench.post(&mut t.pair.a, opcode, 0, &[local]);
-    // One packet of two.
+    // Move one packet of two.
     t.bench.device.run().unwrap();
     let b = t.pair.b.clone();
     t.bench.modify("2ERR_QP", &b, &[]).unwrap();
@@ -533,7 +533,7 @@ fn a_queue_pair_allows_what_it_was_told_to() {
             (c.rdma_write, vec![remote.clone(), local.clone()]),
             (c.atomic_fa, vec![remote, atomic, local]),
         ];
-        // The other two first: the one that fails is the last.
+        // Post the other two first, as the one that fails comes last.
         for other in [(right + 1) % 3, (right + 2) % 3, right] {
             let (opcode, segments) = &all[other];
             t.bench.post(&mut t.pair.a, *opcode, 0, segments);
@@ -568,7 +568,7 @@ fn a_shared_queue_whose_list_leads_out_of_it_ends_who_uses_it() {
     let (at, doorbell) = (t.bench.alloc(PAGE), t.bench.alloc(PAGE));
     let l = t.bench.device.l.srq_next;
     let mut wqe = vec![0; l.size];
-    // The second request of two.
+    // Write the second request of two.
     l.next_wqe_index.set(&mut wqe, 2);
     wqe.extend(t.bench.data(t.to_key, 0x20_0000, 8));
     t.bench.put(at, &wqe);
@@ -583,7 +583,7 @@ fn a_shared_queue_whose_list_leads_out_of_it_ends_who_uses_it() {
     }
     assert_eq!(t.syndrome(), 0);
     assert_eq!(t.bench.poll(&mut t.pair.b_cq).unwrap().bytes, 8);
-    // Fewer are left than the limit.
+    // Fewer requests than the limit are left.
     let kind = t.bench.device.c.events.srq_rq_limit;
     let event = t.bench.event_of(kind).unwrap();
     assert_eq!(t.bench.device.l.eqe.qp_srq_n.get(&event), srqn);
@@ -596,7 +596,7 @@ fn a_shared_queue_whose_list_leads_out_of_it_ends_who_uses_it() {
 #[test]
 fn a_request_that_is_longer_than_its_queue_ends_it() {
     let Some(mut t) = Ends::new() else { return };
-    // What follows the queue in memory are no requests, whatever the counter says.
+    // The memory after the queue holds no requests, whatever the counter's value.
     let small = t.bench.device.qps.get_mut(&t.pair.a.qpn).unwrap();
     small.send.as_mut().unwrap().log_size = 0;
     let opcode = t.bench.device.c.opcodes.nop;

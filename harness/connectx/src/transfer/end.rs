@@ -1,4 +1,4 @@
-//! How requests end: with a completion, with an error, flushed.
+//! The end of requests: by completion, by error or by flush.
 
 use super::GRH;
 use super::request::Bad;
@@ -9,7 +9,7 @@ use crate::qp::{Receive, Send, State, Wait};
 use crate::witness::Done;
 
 impl Device {
-    /// A request is done: it completes, and so does the receive request that it took.
+    /// Completes a request, and the receive request that it took.
     pub(super) fn finish(&mut self, qpn: u32, send: &Send) {
         let c = self.c.opcodes;
         let opcode = u64::from(send.opcode);
@@ -63,7 +63,7 @@ impl Device {
         }
     }
 
-    /// What the log calls an operation.
+    /// The log's name of an operation.
     fn op(&self, opcode: u64) -> &'static str {
         let c = self.c.opcodes;
         match opcode {
@@ -76,7 +76,7 @@ impl Device {
         }
     }
 
-    /// A request fails: it completes with an error, and the queue pair is in error.
+    /// Completes a request with an error, and puts the queue pair in error.
     pub(super) fn fail(&mut self, qpn: u32, send: &Send, syndrome: u64) {
         let Some(qp) = self.qps.get_mut(&qpn) else {
             return;
@@ -96,11 +96,11 @@ impl Device {
         self.enter_error(qpn);
     }
 
-    /// The other end fails as well. A receive request completes with its error; without
-    /// one, an event tells.
+    /// Fails a request and the remote end. The receive request completes with an error. Without
+    /// a receive request, the device sends an event.
     pub(super) fn fail_both(&mut self, qpn: u32, send: &Send, ours: u64, theirs: Option<u64>) {
         let peer = send.remote_qpn;
-        // It may have gone while the driver looked for a page.
+        // The remote end may have been destroyed while the driver handled a page fault.
         if self.peer(qpn, send).is_err() {
             return self.fail(qpn, send, ours);
         }
@@ -109,7 +109,7 @@ impl Device {
         self.fail(qpn, &send, ours);
     }
 
-    /// The other end fails.
+    /// Fails the remote end.
     pub(super) fn fail_receive(&mut self, peer: u32, send: &mut Send, syndrome: Option<u64>) {
         match (syndrome, send.receive.take()) {
             (Some(syndrome), Some(receive)) => {
@@ -130,7 +130,7 @@ impl Device {
         self.enter_error(peer);
     }
 
-    /// A request that cannot be understood.
+    /// Fails a malformed request.
     pub(super) fn bad_request(&mut self, qpn: u32, bad: &Bad) {
         let what = format!("work request of queue pair {qpn:#x}: {}", bad.why);
         if bad.is_refused {
@@ -165,7 +165,7 @@ impl Device {
         }
     }
 
-    /// The queue pair is in error: what is posted will be flushed.
+    /// Puts the queue pair in error. Its posted requests will be flushed.
     pub(crate) fn enter_error(&mut self, qpn: u32) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             qp.state = State::Err;
@@ -175,15 +175,15 @@ impl Device {
         }
     }
 
-    /// Completes what is posted with the error of a flush. Receive requests have no
-    /// doorbell, so the queue pair is looked at again as long as it is in error.
+    /// Completes the posted requests with a flush error. Receive requests have no doorbell, so
+    /// the device checks the queue pair again as long as it is in error.
     pub(super) fn flush(&mut self, qpn: u32) {
         let flushed = self.c.syndromes.wr_flush_err;
         if let Some(send) = self.qps.get_mut(&qpn).and_then(|qp| qp.current.take()) {
             if let Some(receive) = &send.receive
                 && self.peer(qpn, &send).is_ok()
             {
-                // Its message was cut off in the middle.
+                // The message was cut off in the middle.
                 let completion = Completion {
                     opcode: self.c.cqe.resp_err as u8,
                     syndrome: self.c.syndromes.remote_aborted_err as u8,
@@ -209,7 +209,7 @@ impl Device {
         }
         let taken = match self.taken_by_another(qpn) {
             Some(receive) => Some(receive),
-            // A queue that cannot be read may have gone with the driver.
+            // A queue that cannot be read may have been freed by the driver.
             None => self.take_own(qpn).unwrap_or(None),
         };
         let Some(receive) = taken else {
@@ -224,8 +224,8 @@ impl Device {
         self.queue(qpn);
     }
 
-    /// The receive request of a message of which not all has arrived: it ends with its
-    /// queue pair, and not when the sender notices.
+    /// Takes the receive request of a partly received message from its sender. The request ends
+    /// together with its queue pair, not when the sender notices.
     fn taken_by_another(&mut self, qpn: u32) -> Option<Receive> {
         let sends = self.qps.values_mut().filter_map(|qp| qp.current.as_mut());
         sends
@@ -233,7 +233,7 @@ impl Device {
             .find_map(|send| send.receive.take())
     }
 
-    /// The driver has answered a page fault.
+    /// Handles the driver's answer to a page fault.
     pub(crate) fn resumed(&mut self, pending: Pending, error: bool) {
         let Some(qp) = self.qps.get_mut(&pending.qpn) else {
             return;

@@ -1,4 +1,4 @@
-//! The other end of a message: receive requests, of a queue pair's own or shared.
+//! The remote end of a message: receive requests, from a queue pair's own or a shared queue.
 
 use super::{Halt, WRITE};
 use crate::device::Device;
@@ -8,11 +8,11 @@ use crate::device::queue::Completion;
 use crate::memory::Refused;
 use crate::qp::{Receive, Segment, Send};
 
-/// Why a receive queue is of no use.
+/// Why a receive queue is unusable.
 pub(super) enum Broken {
-    /// It cannot be read.
+    /// The queue cannot be read.
     Refused(Refused),
-    /// What is there makes no sense.
+    /// The contents are malformed.
     Bad(&'static str),
 }
 
@@ -23,8 +23,8 @@ impl From<Refused> for Broken {
 }
 
 impl Device {
-    /// Takes a receive request of the other end for this message, unless it has one.
-    /// `header`: bytes that come before the message.
+    /// Takes a receive request at the remote end for this message, unless the message already
+    /// has one. `header`: bytes that precede the message.
     pub(super) fn take_receive(
         &mut self,
         peer: u32,
@@ -81,7 +81,7 @@ impl Device {
         let at = ring.at(qp.received);
         ring.buffer.read(&self.memory, at, &mut wqe)?;
         qp.received = qp.received.wrapping_add(1);
-        // A list that makes no sense has room for nothing; its request completes all the same.
+        // A malformed list has room for nothing, but its request still completes.
         let segments = self.segments(&wqe, true).unwrap_or_default();
         Ok(Some(Receive {
             srqn: None,
@@ -127,7 +127,7 @@ impl Device {
         }))
     }
 
-    /// Memory of the receive request, from `skip` on.
+    /// Translates the memory of the receive request, from `skip` on.
     pub(super) fn scatter(
         &self,
         peer: u32,
@@ -165,8 +165,7 @@ impl Device {
             })
     }
 
-    /// A receive request completes; what all of its completions have in common is filled
-    /// in here.
+    /// Completes a receive request. Fills in the fields that all such completions share.
     pub(super) fn complete_receive(
         &mut self,
         qpn: u32,
@@ -181,7 +180,7 @@ impl Device {
         completion.user_index = qp.user_index;
         let mut cqn = qp.cqn.1;
         if let Some(srq) = receive.srqn.and_then(|srqn| self.srqs.get(&srqn)) {
-            // A shared queue is what user space looks up, if it has an index of its own.
+            // User space looks up the shared queue, if the queue has its own index.
             if qp.service == self.c.qp_st.xrc {
                 cqn = srq.cqn;
                 completion.user_index = srq.user_index;

@@ -1,15 +1,15 @@
-//! Work requests of the send queue: from memory to what they ask for.
+//! Reads and parses work requests of the send queue.
 
 use crate::device::Device;
 use crate::qp::{Segment, Send, WQEBB};
 
-/// A request that cannot be carried out.
+/// A request that cannot be read or parsed.
 pub(super) struct Bad {
-    /// Its basic blocks.
+    /// The number of its basic blocks.
     pub blocks: u16,
     /// Why.
     pub why: String,
-    /// It could not even be read.
+    /// The request could not be read from memory.
     pub is_refused: bool,
 }
 
@@ -31,7 +31,7 @@ impl Device {
         let ring = qp.send.as_ref().ok_or_else(|| bad("no send queue"))?;
         let size = ring.bytes();
         let read = |at: u64, len: usize| -> Result<Vec<u8>, Bad> {
-            // A request that reaches the end goes on at the begin.
+            // A request that reaches the end of the ring wraps around to the start.
             let mut data = vec![0; len];
             let first = usize::try_from(size - at).unwrap_or(len).min(len);
             let (head, tail) = data.split_at_mut(first);
@@ -59,7 +59,7 @@ impl Device {
             .map_err(|why| Bad::new(blocks, why))
     }
 
-    /// Takes a work request apart.
+    /// Parses a work request.
     fn parse(&self, qpn: u32, wqe: &[u8], blocks: u16) -> Result<Send, String> {
         let qp = &self.qps[&qpn];
         let (l, c, st) = (&self.l, &self.c.opcodes, &self.c.qp_st);
@@ -121,13 +121,13 @@ impl Device {
             return Err(format!("opcode {opcode:#x} is not modelled"));
         }
         let local = if opcode == c.umr || opcode == c.nop {
-            // What follows is for umr.rs.
+            // umr.rs parses the rest.
             vec![Segment::Inline(rest.to_vec())]
         } else {
             self.segments(rest, false)?
         };
         let inline = local.iter().filter(|segment| segment.is_inline()).count();
-        // A list has inline data alone, or none: so libmlx5 writes it.
+        // A list has only inline data or none, as libmlx5 writes it.
         let may_be_inline = opcode != c.rdma_read && !is_atomic && inline == local.len();
         if inline > 0 && !may_be_inline {
             return Err("inline data where there is none".to_owned());
@@ -156,7 +156,7 @@ impl Device {
         })
     }
 
-    /// The list of memory at the end of a request.
+    /// Parses the list of segments at the end of a request.
     pub(super) fn segments(
         &self,
         mut bytes: &[u8],
@@ -182,10 +182,10 @@ impl Device {
             let va = l.addr.get(bytes);
             bytes = &bytes[l.size..];
             if is_receive && count == 0 {
-                // The end of a list that is shorter than its request.
+                // A zero byte count ends a list that is shorter than its request.
                 break;
             }
-            // 2 GiB do not fit into 31 bits.
+            // 2 GiB does not fit into 31 bits, so 0 stands for it.
             let len = if count == 0 { 1 << 31 } else { count };
             segments.push(Segment::Data { key, va, len });
         }

@@ -1,5 +1,5 @@
-//! What keeps a NIC from pages of a GPU's memory that are a process's: what the series
-//! needs besides a path.
+//! Obstacles for in-place access by a NIC to a process's pages in GPU memory: what the
+//! series needs besides a path.
 
 use super::{Pair, memory_bar, path, policy};
 use crate::capture::{self, INFINIBAND};
@@ -11,7 +11,7 @@ use crate::obstacle::{NO_PAIR, Obstacles};
 use crate::report::{Code, Effect};
 use crate::rules::Verdict;
 
-/// Looks at a pair of GPU and NIC.
+/// Examines a pair of GPU and NIC.
 pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacles) {
     let n = pair.number;
     kernel(host, n, pair.route.verdict, obstacles);
@@ -35,7 +35,7 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
     }
 }
 
-/// Looks at a GPU where there is no NIC: what would stand in the way of one.
+/// Examines a GPU on a host without a NIC: the obstacles that a NIC would have.
 pub fn alone(host: &Host, known: &Known, gpu: &Device, obstacles: &mut Obstacles) {
     let next = "if the host has one, load its driver (mlx5_core and mlx5_ib for a ConnectX); a \
                 virtual machine has only what its hypervisor passes through";
@@ -46,7 +46,7 @@ pub fn alone(host: &Host, known: &Known, gpu: &Device, obstacles: &mut Obstacles
     driver(host, known, NO_PAIR, gpu, obstacles);
 }
 
-/// The series, its policy, and the kernel's options.
+/// Checks the series, its policy, and the kernel's options.
 fn kernel(host: &Host, n: usize, verdict: Verdict, obstacles: &mut Obstacles) {
     let mut blocks = |code, at: &str, next: &str| {
         obstacles.add(n, code, Effect::BlocksInPlace, at, next);
@@ -90,7 +90,7 @@ fn kernel(host: &Host, n: usize, verdict: Verdict, obstacles: &mut Obstacles) {
     }
 }
 
-/// Whether a device's driver can do its part.
+/// Checks whether a device's driver supports it.
 fn driver(host: &Host, known: &Known, n: usize, device: &Device, obstacles: &mut Obstacles) {
     let mut blocks = |code, at: &str, next: &str| {
         obstacles.add(n, code, Effect::BlocksInPlace, at, next);
@@ -144,7 +144,7 @@ fn driver(host: &Host, known: &Known, n: usize, device: &Device, obstacles: &mut
     }
 }
 
-/// Which of NVIDIA's drivers it is.
+/// The kind of NVIDIA's driver.
 fn nvidia(host: &Host, not: &str) -> String {
     let said = host.picture.read(capture::NVIDIA);
     let kind = match said {

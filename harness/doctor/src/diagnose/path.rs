@@ -1,4 +1,4 @@
-//! What stands in the way of any DMA between two devices.
+//! Obstacles for any DMA between two devices.
 
 use super::{Pair, memory_bar};
 use crate::capture;
@@ -10,7 +10,7 @@ use crate::rules::{Refusal, Verdict};
 
 const ABOVE_4G: &str = "enable Above 4G Decoding and Resizable BAR in the firmware's set-up";
 
-/// The kernel's options without which it knows no path.
+/// Checks the kernel options without which there is no path.
 pub fn options(host: &Host, n: usize, obstacles: &mut Obstacles) {
     if host.option("CONFIG_PCI_P2PDMA") != Some(false) {
         return;
@@ -22,7 +22,7 @@ pub fn options(host: &Host, n: usize, obstacles: &mut Obstacles) {
     }
 }
 
-/// Looks at a pair.
+/// Examines a pair.
 pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacles) {
     options(host, pair.number, obstacles);
     if is_hidden(host, pair) {
@@ -41,7 +41,7 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
     let (provider, client) = (pair.provider, pair.client);
     let mut ways = vec![(provider, client)];
     if pair.kind == PairKind::GpuGpu {
-        // Each reaches the other's memory.
+        // GPUs reach each other's memory in both directions.
         ways.push((client, provider));
         amdgpu(host, pair, obstacles);
     }
@@ -53,7 +53,7 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
     }
 }
 
-/// A virtual machine in which nothing is above the two.
+/// Whether a virtual machine shows no device above the two.
 fn is_hidden(host: &Host, pair: &Pair<'_>) -> bool {
     let is_bare = |device: &Device| device.path.len() == 1;
     host.cpu.is_virtual
@@ -159,7 +159,7 @@ fn way(host: &Host, pair: &Pair<'_>, obstacles: &mut Obstacles) {
     }
 }
 
-/// The function of a ConnectX-8 that reaches GPUs for it.
+/// The function with which a ConnectX-8 accesses GPUs.
 const DATA_DIRECT: (u16, u16) = (0x15b3, 0x2100);
 
 fn data_direct(host: &Host) -> Option<&Device> {
@@ -167,7 +167,7 @@ fn data_direct(host: &Host) -> Option<&Device> {
     devices.find(|device| (device.vendor, device.device) == DATA_DIRECT)
 }
 
-/// What to do about ports that redirect. They may have been named already.
+/// What to do about redirecting ports. The command line may already name them.
 fn redirect_next(host: &Host, route: &crate::rules::Route) -> String {
     if data_direct(host).is_some() {
         return "where the ConnectX has a DMA function of its own for GPUs, each port needs other \
@@ -192,7 +192,7 @@ fn redirect_next(host: &Host, route: &crate::rules::Route) -> String {
         .to_owned()
 }
 
-/// A host bridge.
+/// The name of a host bridge.
 fn named(refusal: &Refusal) -> String {
     let ids = refusal.ids.as_deref().unwrap_or("cannot be identified");
     format!("{} ({ids})", refusal.root)
@@ -226,7 +226,7 @@ fn mask(
     let Some((number, bar)) = memory_bar(known, provider) else {
         return;
     };
-    // Without a driver it is what the kernel starts with; an IOMMU gives low addresses.
+    // Without a driver, the mask has the kernel's default. An IOMMU assigns low addresses.
     let is_mapped = client.is_translated() && pair.route.verdict == Verdict::ThruHostBridge;
     let Some(bits) = client.mask.filter(|bits| *bits < 64) else {
         return;
@@ -294,7 +294,7 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
         Some(Pages::TopDown) => format!("; {}", Pages::TOP_DOWN),
         _ => String::new(),
     };
-    // amdgpu's rule for other GPUs: all or nothing.
+    // amdgpu needs a large enough BAR for access from other GPUs.
     let is_amdgpu = |device: &Device| device.driver.as_deref() == Some("amdgpu");
     let effect =
         if pair.kind == PairKind::GpuGpu && is_amdgpu(pair.provider) && is_amdgpu(pair.client) {
@@ -311,7 +311,7 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
     );
 }
 
-/// What amdgpu_device_is_peer_accessible() asks for besides.
+/// The other conditions of amdgpu_device_is_peer_accessible().
 fn amdgpu(host: &Host, pair: &Pair<'_>, obstacles: &mut Obstacles) {
     let both = [pair.provider, pair.client];
     if both.iter().any(|d| d.driver.as_deref() != Some("amdgpu")) {

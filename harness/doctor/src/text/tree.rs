@@ -1,4 +1,4 @@
-//! Draws the bridges above the devices that matter.
+//! Draws the tree of relevant devices and their bridges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,14 +12,14 @@ use crate::obstacle::bits;
 use crate::report::{DeviceKind, Report};
 use crate::words;
 
-/// Children of host bridges and of bridges.
+/// The children of host bridges and of bridges.
 #[derive(Default)]
 struct Tree {
     roots: BTreeMap<String, BTreeSet<Address>>,
     below: BTreeMap<Address, BTreeSet<Address>>,
 }
 
-/// Draws them.
+/// Draws the tree.
 pub fn draw(host: &Host, report: &Report, paper: Paper, text: &mut String) {
     let mut tree = Tree::default();
     for told in &report.devices {

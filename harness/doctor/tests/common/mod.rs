@@ -1,4 +1,4 @@
-//! What tests of recorded hosts share.
+//! Shared code of the tests with recorded hosts.
 #![allow(dead_code, missing_docs)]
 
 use std::fs;
@@ -52,29 +52,29 @@ pub const NIC: &str = "0000:04:00.0";
 pub const SWITCH: &str = "0000:01:00.0";
 pub const ROOT_PORT: &str = "0000:00:01.0";
 
-/// Places in the configuration spaces of the host "switch".
+/// Offsets in the configuration spaces of the host "switch".
 pub const PORT_TYPE: usize = 0x42;
 pub const DEVICE_CONTROL: usize = 0x48;
 pub const EXTENDED: usize = 0x100;
 pub const ACS_CONTROL: usize = 0x106;
 
-/// The host "switch" with changes; its NIC reads with relaxed ordering.
+/// The host "switch" with changes. Its NIC reads with relaxed ordering.
 pub struct Changed(pub Picture);
 
 impl Changed {
-    /// Below a port that redirects.
+    /// Sets ACS at the port above the NIC.
     pub fn redirecting(acs: u8) -> Self {
         Self(picture("switch")).with(NIC_PORT, ACS_CONTROL, &[acs, 0])
     }
 
-    /// Its NIC uses ATS where that is of use.
+    /// Turns ATS on in the NIC, which is behind a translating IOMMU.
     pub fn ats(self) -> Self {
         let capability = [0x0f, 0, 1, 0, 0x60, 0, 0, 0x80];
         self.with(NIC, EXTENDED, &capability)
             .file(NIC, "iommu_group/type", "DMA-FQ")
     }
 
-    /// Other bytes in a configuration space.
+    /// Changes bytes of a configuration space.
     pub fn with(mut self, device: &str, at: usize, bytes: &[u8]) -> Self {
         let folder = format!("{}/{device}", capture::DEVICES);
         let entry = self.0.folders.get_mut(&folder).unwrap().get_mut("config");
@@ -82,7 +82,7 @@ impl Changed {
             panic!("{folder}");
         };
         let hex: Vec<_> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        // Comes after the line of 16 bytes that it changes.
+        // This line sorts after the line of 16 bytes that it changes.
         lines.insert(format!("{at:03x}"), hex.join(" "));
         self
     }

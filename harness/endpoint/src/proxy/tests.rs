@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// A proxy with a socket of its own, and both of its ends.
+/// A proxy with its own socket, and both of its ends.
 struct Fixture {
     _dir: tempfile::TempDir,
     qemu: UnixStream,
@@ -12,14 +12,14 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
-    // The name without a file is the process's: one at a time.
+    // The abstract socket name contains the process ID, so only one proxy can exist at a time.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("nic.sock");
     let (proxy, behind) = Proxy::new(&path).unwrap();
     let client = proxy.client();
     let proxy = thread::spawn(move || proxy.run());
     let qemu = UnixStream::connect(&path).unwrap();
-    // What does not come is a failure, and no test that hangs.
+    // A missing message fails the test instead of hanging it.
     qemu.set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
     let (server, _) = UnixListener::from(behind).accept().unwrap();
@@ -60,7 +60,7 @@ fn what_qemu_says_is_passed_on_and_what_it_answers_is_not() {
     send(&f.server, &raw(1, 2, REPLY, 0, &[])).unwrap();
     assert_eq!(receive(&f.qemu).unwrap().unwrap().bytes[8], 1);
 
-    // A question, which QEMU answers while it asks something else.
+    // A question that QEMU answers while it also sends a request.
     let client = Arc::clone(&f.client);
     let asks = thread::spawn(move || {
         let read = client.ask(&Question {
@@ -88,7 +88,7 @@ fn what_qemu_says_is_passed_on_and_what_it_answers_is_not() {
     assert_eq!(question.bytes[32..40], [9; 8]);
     let id = Header::of(&question.bytes).id;
     send(&f.qemu, &raw(id, DMA_WRITE, REPLY | ERROR, 14, &[])).unwrap();
-    // What was written has arrived when a read from there comes back.
+    // A write has arrived once a read from the same address returns.
     let question = receive(&f.qemu).unwrap().unwrap();
     let id = Header::of(&question.bytes).id;
     send(&f.qemu, &raw(id, DMA_WRITE, REPLY, 0, &[0; 16])).unwrap();
@@ -102,7 +102,7 @@ fn what_qemu_says_is_passed_on_and_what_it_answers_is_not() {
     assert_eq!(read, Ok(vec![4, 5, 6]));
     assert_eq!((one, other), (Err(14), Ok(Vec::new())));
 
-    // QEMU goes: so does who waits for it.
+    // When QEMU disconnects, a thread that waits for its answer returns too.
     let client = Arc::clone(&f.client);
     let asks = thread::spawn(move || {
         client.ask(&Question {

@@ -14,7 +14,7 @@ fn redirecting(acs: u16) -> Fixture {
     fixture
 }
 
-/// The same host, whose NIC uses ATS where that is of use.
+/// The same host with ATS on in the NIC.
 fn with_ats(acs: u16) -> Fixture {
     let fixture = redirecting(acs);
     fixture.config(NIC, ATS_CONTROL, 0x8000);
@@ -44,13 +44,14 @@ fn the_path_tells_what_mlx5_makes_of_it() {
     let fixture = redirecting(0x04);
     assert_eq!(fixture.found("path").state, State::Missing);
     assert!(fixture.survey().pair.is_none());
-    // There is no path that mlx5 could make something of.
+    // There is no path, so mlx5 does not matter.
     fixture.write("proc/cpuinfo", "vendor_id\t: GenuineIntel\n");
     let path = fixture.found("path");
     assert!(!path.found.contains("mlx5"), "{}", path.found);
 }
 
-/// perftest that knows --disable_pcie_relaxed, and fails unless its use is `given`.
+/// A fake perftest that knows --disable_pcie_relaxed. It fails unless the option's
+/// presence is as `given`.
 fn perftest_that_knows(fixture: &Fixture, given: bool) -> String {
     let (with, without) = if given {
         ("", "exit 1")
@@ -76,7 +77,7 @@ fn perftest_does_without_relaxed_ordering_where_that_helps() {
     }
 }
 
-/// mlx5 takes it for one whose switches redirect, as p2p-doctor says.
+/// Like p2p-doctor, mlx5 treats this guest as one whose switches redirect.
 #[test]
 fn perftest_does_without_relaxed_ordering_in_a_guest_that_shows_no_switch() {
     let fixture = redirecting(0);

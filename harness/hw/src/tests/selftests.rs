@@ -1,9 +1,9 @@
-//! Selftests from a tree that is made up.
+//! Selftests from a fake tree.
 
 use super::*;
 
 impl Fixture {
-    /// With a kernel tree whose selftests print `cases`.
+    /// Runs with a kernel tree whose selftests print `cases`.
     fn run_with_tree(&self, cases: &str) -> (Result<Verdict>, String, tempfile::TempDir) {
         let root = tempfile::tempdir().unwrap();
         let put = |path: &str, text: &str| {
@@ -38,7 +38,7 @@ impl Fixture {
         self.run_in(root)
     }
 
-    /// modprobe that knows test_hmm, and notes what it is asked for.
+    /// A fake modprobe that knows test_hmm and records its calls.
     fn modprobe(&self) {
         let root = self.dir.path().display();
         self.program(
@@ -56,7 +56,7 @@ fn the_selftests_of_hmm_have_their_module_while_they_run() {
     let fixture = Fixture::whole();
     fixture.modprobe();
     let module = fixture.path("sys/module/test_hmm");
-    // It says what it was called with, and whether the module was there.
+    // The test prints its arguments, and whether the module is loaded.
     let cases = format!(
         "[ -d {0} ] && l=loaded; echo \"ok 1 $* $l\"",
         module.display()
@@ -112,8 +112,7 @@ fn without_test_hmm_its_tests_are_skipped() {
     }
 }
 
-/// Contents are compared between the devices that were found, and the path is what the
-/// doctor says.
+/// Contents are compared between the found devices. The expected path is the doctor's.
 #[test]
 fn the_devices_and_the_path_are_named() {
     let cases = "echo ok 1 $P2PTEST_GPU $P2P_VERBS_DEVICE $P2PTEST_EXPECT";
@@ -128,7 +127,7 @@ fn the_devices_and_the_path_are_named() {
             let named = format!("| {program}: nouveau@{GPU} mlx5_0 {path} | passed |");
             assert!(report.contains(&named), "{report}");
         }
-        // The others look for test devices.
+        // The other tests look for test devices.
         assert!(report.contains("| one_test: test 1 | passed |"), "{report}");
     }
     let amd = Fixture::whole();
@@ -139,7 +138,7 @@ fn the_devices_and_the_path_are_named() {
     assert!(report.contains(&format!("amdkfd@{GPU} ")), "{report}");
 }
 
-/// perftest with OpenCL is hard to come by, and contents do not need it.
+/// perftest with OpenCL is rare, and the comparison of contents does not need it.
 #[test]
 fn contents_are_compared_without_perftest() {
     let fixture = Fixture::whole();

@@ -75,7 +75,7 @@ fn a_skip_that_nobody_expects_fails() {
     let mut job = job(topologies.get("switch").unwrap());
     let log = "TAP version 13\n1..3\nok 1 a # SKIP no test NIC\n\
                ok 2 b # SKIP there is one GPU\nok 3 c # SKIP another topology: x\n";
-    let (_dir, run) = ran("", &[("t.log", log), ("t.status", "0\n")]);
+    let (_dir, run) = ran("", &[("t.log", log), ("t.status", "4\n")]);
     let mut end = |skips: Option<&str>| {
         job.spec.skips = skips.map(|text| vec![text.to_owned()]);
         let outcomes = program(&job, "p2pdma/t", &run);
@@ -84,6 +84,25 @@ fn a_skip_that_nobody_expects_fails() {
     assert_eq!(end(None), [Status::Skipped; 3]);
     let one_fails = [Status::Failed, Status::Skipped, Status::Skipped];
     assert_eq!(end(Some("another topology")), one_fails);
+}
+
+#[test]
+fn a_program_that_skips_everything_says_so_by_its_status() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let job = job(topologies.get("switch").unwrap());
+    let skips = "TAP version 13\n1..1\nok 1 a # SKIP no test NIC\n";
+    let passes = "TAP version 13\n1..1\nok 1 a\n";
+    for (log, status, fails) in [
+        (skips, "4\n", false),
+        (skips, "0\n", true),
+        (passes, "0\n", false),
+        (passes, "4\n", true),
+    ] {
+        let (_dir, run) = ran("", &[("t.log", log), ("t.status", status)]);
+        let outcomes = program(&job, "p2pdma/t", &run);
+        let failed = outcomes.iter().any(|o| o.status == Status::Failed);
+        assert_eq!(failed, fails, "{log}{status}");
+    }
 }
 
 #[test]
@@ -124,7 +143,8 @@ fn a_loud_log_and_a_leak_are_failures() {
 #[test]
 fn without_a_scan_nobody_knows_of_leaks() {
     let lib = fs::read_to_string(root().join("harness/guest/lib.sh")).unwrap();
-    // kmemleak takes everything and knows nothing, takes nothing, or is not there.
+    // A kmemleak that accepts every write but reports nothing, one that accepts no writes,
+    // and none.
     let files = [("/dev/null", true), ("/", false), ("/nonexistent/x", false)];
     for (file, is_well) in files {
         let (dir, run) = ran("", &[]);
@@ -155,14 +175,14 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
     let failures = |ran: &RunResult| {
         let mut outcomes = of_machine("demo/switch", ran, &[], &paths);
         outcomes.retain(|outcome| outcome.status == Status::Failed);
-        // Results of a machine that died name its console.
+        // The results of a machine that died name its console.
         let is_console = |log: &String| log.ends_with("console.log");
         assert!(
             outcomes
                 .iter()
                 .all(|o| o.log_file.as_ref().is_some_and(is_console))
         );
-        results::report::Report::from(outcomes).tell(crate::demo::repeat)
+        results::report::Report::from(outcomes).summary(crate::demo::repeat)
     };
     let (_dir, good) = ran("[ 0.0] Linux\n", &[]);
     assert_eq!(failures(&good), "");
@@ -178,7 +198,7 @@ fn what_a_machine_does_after_its_last_scenario_counts() {
     assert!(told.starts_with("FAILED demo/switch: the machine ends well\n"));
     assert!(told.contains("300 s") && told.contains("console.log"));
     let (_, repeat) = told.split_once("to repeat: make demo ONLY=").unwrap();
-    // `make demo` knows jobs by their names, and those of a topology.
+    // `make demo` picks jobs by their names, and by topology.
     let demos = jobs.iter().filter(|job| job.is_demo());
     let names = Vec::from_iter(demos.map(|job| job.name.as_str()));
     let picked = |only: &str| {
@@ -245,7 +265,7 @@ fn what_a_job_adds_to_the_command_line() {
             &machine,
         )
     };
-    // Of a word that is there twice, the kernel takes the last.
+    // If an option appears twice, the kernel uses the last one.
     assert_eq!(of(&["own"], None), ["all", "own"]);
     assert_eq!(of(&[], Some("*")), ["all", "kunit.enable=1"]);
     let filtered = ["all", "kunit.enable=1", "kunit.filter_glob=rust_*"];
@@ -292,7 +312,7 @@ fn a_program_may_lack_the_test_that_is_picked() {
     let mut job = job(topologies.get("switch").unwrap());
     let empty = "TAP version 13\n1..0\n# PASSED: 0 / 0 tests passed.\n";
     let (_dir, run) = ran("", &[("t.log", empty), ("t.status", "0\n")]);
-    // Without TEST= it is a program that tests nothing.
+    // Without TEST=, a program without tests fails.
     assert_eq!(program(&job, "p2pdma/t", &run)[0].status, Status::Failed);
     job.test = Some("x".to_owned());
     assert!(program(&job, "p2pdma/t", &run).is_empty());
@@ -336,14 +356,14 @@ fn a_demo_is_a_job_like_any_other() {
     assert!(at("export A=b") < demo && demo < card, "{text}");
     assert!(card < at("run a /p2p"), "{text}");
     assert!(text.ends_with("kmemleak\n"), "{text}");
-    // Without a result of the program, each scenario fails, and says why.
+    // Without the program's result, each scenario fails with a reason.
     let (_dir, none) = ran("", &[]);
     let rows = crate::demo::rows(&job, &none);
     assert_eq!(rows.len(), 2);
     assert!(rows[0].trouble.as_ref().unwrap().contains("no result"));
     let devices = [rows[0].devices, rows[1].devices];
     assert_eq!(devices, ["p2ptest + edu", "p2ptest + card"]);
-    // As tests of one job, they have names of their own.
+    // They are tests of one job, so their names must differ.
     let name = |row: &ScenarioResult| row.outcome("d", &paths).name;
     assert_ne!(name(&rows[0]), name(&rows[1]));
 }

@@ -5,7 +5,8 @@ use anyhow::bail;
 #[test]
 fn jobs_run_until_the_first_error() {
     let done = Mutex::new(0);
-    // One at a time: another could take all jobs before the error is told.
+    // One job at a time. With more, another thread could take all jobs before the error is
+    // seen.
     let result = run_all((0..100).collect(), 1, |n| {
         *done.lock().unwrap() += 1;
         if n == 3 { bail!("no") } else { Ok(()) }
@@ -20,7 +21,7 @@ fn a_job_runs_once_its_kernels_are_there() {
     for at_a_time in [1, 2, 8] {
         let (built, ran) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
         let build = |kernel: &str| {
-            // Time for a job to run too early.
+            // Gives a job time to run too early.
             std::thread::sleep(std::time::Duration::from_millis(10));
             built.lock().unwrap().push(kernel.to_owned());
             Ok(true)

@@ -24,7 +24,7 @@ fn warnings_are_errors_where_building_is_the_test() {
     assert_eq!(said(&of("")), "-j2 bzImage modules headers");
 }
 
-/// Kernels of these names in one folder.
+/// Makes kernels with these names in one folder.
 fn kernels<const N: usize>(names: [&str; N]) -> (tempfile::TempDir, [Built; N]) {
     let dir = tempfile::tempdir().unwrap();
     let built = names.map(|name| Built {
@@ -46,7 +46,7 @@ fn a_kernel_begins_with_the_objects_of_another() {
     let command = format!("gcc -I{0}/tools {0} {0}-x", plain.dir.display());
     write(&plain, "tools/objtool/.a.o.cmd", &command);
     write(&plain, "ko/a.ko", "");
-    // Not before it is whole.
+    // An incomplete seed is not used.
     begin_with(&models, &other).unwrap();
     assert!(!other.dir.exists());
     write(&plain, MARK, "");
@@ -59,7 +59,7 @@ fn a_kernel_begins_with_the_objects_of_another() {
     );
     assert_eq!(read("tools/objtool/.a.o.cmd"), renamed);
     assert!(!other.dir.join("ko").exists() && !other.dir.join(MARK).exists());
-    // What is there already is left alone.
+    // An existing kernel is left alone.
     write(&plain, ".config", "");
     write(&other, ".config", "mine");
     begin_with(&models, &other).unwrap();
@@ -97,10 +97,10 @@ fn headers_are_those_of_the_first_kernel_that_is_whole() {
     let of = |kernel: &Built| kernel.dir.join(HEADERS).join("linux/a.h");
     assert_eq!(fs::read_to_string(of(&other)).unwrap(), "whole");
     assert!(!other.dir.join(HEADERS).join("linux/b.h").exists());
-    // Their age tells Kbuild whether they are up to date.
+    // Kbuild uses their age to see whether they are up to date.
     let age = |kernel| fs::metadata(of(kernel)).unwrap().modified().unwrap();
     assert_eq!(age(&other), age(&whole));
-    // What is there already is left alone.
+    // Existing headers are left alone.
     write(&other, "usr/include/linux/a.h", "mine");
     take_headers(&siblings, &other).unwrap();
     assert_eq!(fs::read_to_string(of(&other)).unwrap(), "mine");
@@ -126,7 +126,7 @@ fn a_kernel_that_is_set_aside_stays_as_it_is() {
     let module = aside.modules().join("a.ko");
     assert_eq!(fs::read_to_string(module).unwrap(), "another");
     assert!(aside.selftests("mm").join("test").is_file());
-    // What is set aside next does not take the selftests along.
+    // The selftests are still there after the next kernel is set aside.
     assert!(kernel.selftests("mm").join("test").is_file());
 }
 
@@ -138,36 +138,53 @@ fn lines_of_kbuild() {
     assert!(!is_object("warning: unused"));
 }
 
-#[test]
-fn a_kernel_is_built_anew_when_something_has_changed() {
-    let dir = tempfile::tempdir().unwrap();
-    let root = dir.path();
-    let source = root.join("linux");
-    fs::create_dir(&source).unwrap();
-    ask(&source, &["init", "-q"]).unwrap();
-    let who = ["-c", "user.name=p2p", "-c", "user.email=p2p@localhost"];
-    let commit = |name| {
+/// A place with a tree that has no commit yet.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        fs::create_dir(place.source()).unwrap();
+        ask(&place.source(), &["init", "-q"]).unwrap();
+        place
+    }
+
+    fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn source(&self) -> PathBuf {
+        self.root().join("linux")
+    }
+
+    /// Commits all files as they are now.
+    fn commit(&self, name: &str) {
+        ask(&self.source(), &["add", "-A"]).unwrap();
+        let who = ["-c", "user.name=p2p", "-c", "user.email=p2p@localhost"];
         let args = ["commit", "-q", "--allow-empty", "-m", name];
-        ask(&source, &[&who[..], &args].concat()).unwrap();
-    };
-    commit("base");
-    let compiler = |version: &str| {
-        let path = root.join("gcc");
+        ask(&self.source(), &[&who[..], &args].concat()).unwrap();
+    }
+
+    /// A fake compiler that reports that version.
+    fn compiler(&self, version: &str) -> String {
+        let path = self.root().join("gcc");
         fs::write(&path, format!("#!/bin/sh\necho gcc {version}\n")).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&path, mode).unwrap();
         path.to_str().unwrap().to_owned()
-    };
-    let inputs = |cc: &str, config: &str, more: &str| {
-        let text = format!("tree = 'series'\nfragments = []\n{more}\n");
+    }
+
+    /// Builds with that compiler and these user options.
+    fn build<T>(&self, cc: &str, config: Option<PathBuf>, use_it: impl Fn(&Builder) -> T) -> T {
+        let root = self.root();
         let tree = Tree {
-            dir: source.clone(),
+            dir: self.source(),
             base: String::new(),
             tip: String::new(),
             source: String::new(),
             found: crate::tree::Found::default(),
         };
-        let builder = Builder {
+        use_it(&Builder {
             paths: &Paths {
                 root: root.to_owned(),
                 work: root.join("build"),
@@ -184,20 +201,69 @@ fn a_kernel_is_built_anew_when_something_has_changed() {
             compiler: &Compiler {
                 llvm: None,
                 cc: Some(cc.to_owned()),
-                config: None,
+                config,
             },
             jobs: 2,
-        };
+        })
+    }
+}
+
+/// A kernel of qemu/kernels.toml.
+fn kernel(more: &str) -> Kernel {
+    toml::from_str(&format!("tree = 'series'\nfragments = []\n{more}\n")).unwrap()
+}
+
+#[test]
+fn what_only_one_kernel_lacks_does_not_end_the_run() {
+    let place = Place::new();
+    // A fake Kconfig without options, and a build that makes nothing.
+    let makefile = "allnoconfig:\n\t@touch $(O)/.config\nolddefconfig bzImage modules:\n";
+    fs::write(place.source().join("Makefile"), makefile).unwrap();
+    place.commit("base");
+    let config = place.root().join("user.config");
+    fs::write(&config, "CONFIG_ODD=y\n").unwrap();
+    let error = place.build(&place.compiler("12"), Some(config), |builder| {
+        builder.build("plain", &kernel(""), &[]).unwrap_err()
+    });
+    let why = error.downcast::<Broken>().unwrap().0;
+    assert!(why.contains("CONFIG_ODD"), "{why}");
+    let log = place.root().join("build/logs/build-plain.log");
+    assert_eq!(fs::read_to_string(log).unwrap().trim_end(), why);
+
+    let error = place.build(&place.compiler("12"), None, |builder| {
         let make = Make {
-            builder: &builder,
+            builder,
             name: "plain",
-            source: &source,
-            output: &root.join("build/plain"),
+            source: &place.source(),
+            output: &place.root().join("build/plain"),
             arch: None,
             llvm: false,
         };
-        make.inputs(config, &toml::from_str(&text).unwrap())
-            .unwrap()
+        make.selftests("nothing", &builder.ui.step("test"))
+            .unwrap_err()
+    });
+    let why = error.downcast::<Broken>().unwrap().0;
+    assert!(why.contains("selftests/nothing"), "{why}");
+}
+
+#[test]
+fn a_kernel_is_built_anew_when_something_has_changed() {
+    let place = Place::new();
+    place.commit("base");
+    let (root, source) = (place.root(), place.source());
+    let compiler = |version| place.compiler(version);
+    let inputs = |cc: &str, config: &str, more: &str| {
+        place.build(cc, None, |builder| {
+            let make = Make {
+                builder,
+                name: "plain",
+                source: &source,
+                output: &root.join("build/plain"),
+                arch: None,
+                llvm: false,
+            };
+            make.inputs(config, &kernel(more)).unwrap()
+        })
     };
     let first = inputs(&compiler("12"), "CONFIG_A=y", "").unwrap();
     let again = |cc: &str, config, more| inputs(cc, config, more).unwrap();
@@ -222,9 +288,9 @@ fn a_kernel_is_built_anew_when_something_has_changed() {
     fs::write(root.join("compat/nv-p2p/folder/a.c"), "").unwrap();
     assert_ne!(again(&compiler("12"), "CONFIG_A=y", "guest = true"), guest);
     assert_eq!(again(&compiler("12"), "CONFIG_A=y", ""), first);
-    commit("patch");
+    place.commit("patch");
     assert_ne!(again(&compiler("12"), "CONFIG_A=y", ""), first);
-    // Of what no commit names, only make knows.
+    // Only make knows about uncommitted changes.
     fs::write(source.join("a.c"), "").unwrap();
     assert_eq!(inputs(&compiler("12"), "CONFIG_A=y", ""), None);
 }

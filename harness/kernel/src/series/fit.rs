@@ -1,10 +1,10 @@
-//! What of the series a kernel has already, which topics apply to it, and how to take
-//! the series out of one that has all of it.
+//! Which patches of the series a kernel already has, which topics apply to it, and how to
+//! remove the series from a kernel that has all of it.
 //!
-//! A patch is there if what it does can be undone, after what the patches behind it do.
-//! That is asked of contents, so it does not matter who committed them, or as how many
-//! commits. Only a patch that could be applied as well is not there: what it removes is
-//! found missing somewhere else.
+//! A kernel has a patch if the patch can be undone after the later patches are undone.
+//! Only contents count, so it does not matter who committed the changes, or in how many
+//! commits. A patch that could be applied as well does not count: the text that it removes
+//! was found missing in another place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,16 +19,16 @@ use super::{How, Mail, Series, hunk_number, name, scratch};
 use host::git::{ask, git};
 use host::proc::{capture, capture_from, output, tail};
 
-/// How a topic fits a kernel, with the topics that it needs and no others.
+/// How a topic fits a kernel, together with only the topics that it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// All of it, or what is not there yet.
+    /// Its missing patches apply.
     Applies,
     /// The kernel has all of its patches.
     There,
-    /// A topic that it needs does not apply.
+    /// It needs this topic, which does not apply.
     Needs(String),
-    /// This patch of it does not apply, at this place.
+    /// This patch does not apply, at this place.
     Refused {
         /// The patch.
         patch: String,
@@ -43,7 +43,7 @@ impl Fit {
         matches!(self, Self::Applies | Self::There)
     }
 
-    /// With a patch's number for its name.
+    /// In short: the patch's number stands for its name.
     pub fn short(&self) -> String {
         match self {
             Self::Refused { patch, place } => {
@@ -66,8 +66,8 @@ impl fmt::Display for Fit {
     }
 }
 
-/// Which topics apply, which do not, and which are there, as one line.
-pub fn told(fits: &[(String, Fit)]) -> String {
+/// One line: which topics apply, which do not, and which the kernel has.
+pub fn summary(fits: &[(String, Fit)]) -> String {
     let those = |is_it: fn(&Fit) -> bool| fits.iter().filter(move |(_, fit)| is_it(fit));
     let names = |is_it| Vec::from_iter(those(is_it).map(|(topic, _)| topic.as_str())).join(", ");
     let bad = those(|fit| !fit.is_good()).map(|(topic, fit)| format!("{topic} ({fit})"));
@@ -81,7 +81,7 @@ pub fn told(fits: &[(String, Fit)]) -> String {
 }
 
 impl Series {
-    /// The files that the patches touch, whether they are new or not.
+    /// All files that the patches touch, new or not.
     pub fn files(&self) -> Result<BTreeSet<String>> {
         let mut files = BTreeSet::new();
         for patch in &self.patches {
@@ -94,7 +94,7 @@ impl Series {
         Ok(files)
     }
 
-    /// The names of the patches that `head` has already.
+    /// The names of the patches that `head` already has.
     pub fn found_in(&self, tree: &Path, head: &str) -> Result<Vec<String>> {
         let index = Index::of(tree, head, &self.files()?)?;
         let mut found = Vec::new();
@@ -111,7 +111,7 @@ impl Series {
         Ok(found)
     }
 
-    /// Names of patches, or of topics of which they are all.
+    /// The names of patches. A complete topic is named by its folder.
     pub fn shortened(&self, patches: &[String]) -> String {
         let mut words: Vec<String> = Vec::new();
         for topic in &self.settings.topics {
@@ -126,7 +126,7 @@ impl Series {
         words.join(", ")
     }
 
-    /// A commit on top of `head`, which has all patches, that has none of them.
+    /// `head` has all patches. Makes a commit on top of it that has none of them.
     pub fn take_out(&self, tree: &Path, head: &str) -> Result<String> {
         let index = Index::whole(tree, head)?;
         for patch in self.patches.iter().rev() {
@@ -145,9 +145,9 @@ impl Series {
         )
     }
 
-    /// The commit below the series, if each patch is one of the last commits of `head`,
-    /// by its subject: what they change may be another than here, and others may be among
-    /// them. None if there are merges.
+    /// The commit below the series, if the last commits of `head` include a commit with
+    /// the subject of each patch. The commits may change something else than the patches,
+    /// and other commits may be among them. `None` if there are merges.
     pub fn below_commits(&self, tree: &Path, head: &str) -> Result<Option<String>> {
         let last = format!("-{}", 2 * self.patches.len());
         let log = ask(tree, &["log", &last, "--format=%P|%s", head])?;
@@ -168,7 +168,7 @@ impl Series {
         Ok(below.filter(|below| !below.is_empty()))
     }
 
-    /// How each topic fits `base`, of which the names in `there` are known to be there.
+    /// How each topic fits `base`, which has the patches in `there`.
     pub fn fits(
         &self,
         tree: &Path,
@@ -197,7 +197,8 @@ impl Series {
     }
 }
 
-/// `tip` if it has the files of `head`; else a commit on top of it that has them.
+/// Returns `tip` if it has the same files as `head`. Otherwise makes a commit on top of it
+/// that has them.
 pub fn with_files_of(tree: &Path, tip: &str, head: &str, subject: &str) -> Result<String> {
     let files = |commit: &str| ask(tree, &["rev-parse", &format!("{commit}^{{tree}}")]);
     let wanted = files(head)?;
@@ -207,7 +208,7 @@ pub fn with_files_of(tree: &Path, tip: &str, head: &str, subject: &str) -> Resul
     commit_tree(tree, &wanted, tip, subject)
 }
 
-/// A commit by nobody, made when its parent was.
+/// Makes a commit with a fixed author and its parent's date.
 fn commit_tree(tree: &Path, content: &str, parent: &str, subject: &str) -> Result<String> {
     let date = ask(tree, &["log", "-1", "--format=%cI", parent])?;
     let mut commit = git(tree, &["commit-tree", content, "-p", parent, "-m", subject]);
@@ -219,7 +220,7 @@ fn commit_tree(tree: &Path, content: &str, parent: &str, subject: &str) -> Resul
     Ok(capture(&mut commit)?.trim().to_owned())
 }
 
-/// An index of its own that patches are applied to.
+/// A temporary index for applying patches.
 struct Index {
     tree: PathBuf,
     scratch: TempDir,
@@ -233,14 +234,15 @@ impl Index {
         })
     }
 
-    /// Of a whole commit.
+    /// Has all files of a commit.
     fn whole(tree: &Path, commit: &str) -> Result<Self> {
         let index = Self::empty(tree)?;
         index.ask(&["read-tree", commit])?;
         Ok(index)
     }
 
-    /// Of some files of a commit: a kernel has 90000, which git would read each time.
+    /// Has some files of a commit. A kernel has 90000 files, and git would read the whole
+    /// index each time.
     fn of(tree: &Path, commit: &str, files: &BTreeSet<String>) -> Result<Self> {
         let index = Self::empty(tree)?;
         let list = index.scratch.path().join("list");
@@ -273,16 +275,16 @@ impl Index {
         Ok(capture(&mut self.git(args))?.trim().to_owned())
     }
 
-    /// What `git apply` complains of, if it does.
+    /// The errors of `git apply`, if it fails.
     fn refusal(&self, args: &[&str], patches: &[PathBuf]) -> Result<Option<String>> {
         let mut apply = self.git(&["apply", "--cached", "--whitespace=nowarn"]);
         let (status, _, err) = output(apply.args(args).args(patches))?;
         Ok((!status.success()).then_some(err))
     }
 
-    /// Whether patches apply to this index, which stays as it is.
+    /// Whether patches apply to this index. The index does not change.
     fn fit(&self, patches: &[PathBuf], how: How) -> Result<Fit> {
-        // As a rule, all do.
+        // Usually all of them apply at once.
         if self.again()?.refusal(&[], patches)?.is_none() {
             return Ok(Fit::Applies);
         }
@@ -303,7 +305,7 @@ impl Index {
     }
 }
 
-/// The first thing that `git apply` complains of, in short.
+/// The first error of `git apply`, shortened.
 fn place(complaint: &str, diff: &str) -> String {
     let errors = complaint
         .lines()

@@ -2,7 +2,7 @@ use super::*;
 
 use std::process::Command;
 
-/// A repository with one commit, and three patches on top of it, a topic each.
+/// A repository with one commit, and three patches on top of it, one per topic.
 struct Scene {
     dir: tempfile::TempDir,
     base: String,
@@ -54,7 +54,7 @@ impl Scene {
         scene
     }
 
-    /// What the third topic needs.
+    /// Sets the topics that the third topic needs.
     fn settings(&self, needs: &str) {
         let settings = format!(
             "subject_prefix = 'PATCH'\n[[topic]]\nfolder = '1-mm'\nfirst = 'mm: 0'\n\
@@ -64,12 +64,12 @@ impl Scene {
         fs::write(self.root().join("patches/series.toml"), settings).unwrap();
     }
 
-    /// The branch `other`: the base, and another line in place of this one.
+    /// Makes the branch `other`: the base with a changed line.
     fn other(&self, line: &str) {
         self.change(&self.base, line, "another");
     }
 
-    /// The branch `other`: a commit, and a line of it replaced.
+    /// Makes the branch `other`: a commit with a replaced line.
     fn change(&self, commit: &str, line: &str, by: &str) {
         let tree = self.tree();
         run(&tree, &["checkout", "-q", "-B", "other", commit]);
@@ -169,7 +169,7 @@ fn a_patch_that_does_not_apply_is_named_with_its_hunk() {
     assert!(error.contains("make export"), "{error}");
 }
 
-/// Context of the second patch has changed: who has the blobs can merge.
+/// The context of the second patch has changed. A tree with the blobs can merge it.
 #[test]
 fn a_topic_must_apply_without_the_blobs_of_others() {
     let scene = Scene::new();
@@ -201,7 +201,7 @@ fn a_topic_alone_is_on_those_that_it_needs() {
     let fits = || scene.fits(&scene.base, &[]);
     assert!(fits().iter().all(|(_, fit)| *fit == Fit::Applies));
 
-    // What the third patch changes is by the first, and it does not say so.
+    // The third patch changes a line of the first, but does not declare that it needs it.
     scene.settings("'2-mm'");
     let found = fits();
     assert!(found[0].1.is_good() && found[1].1.is_good());
@@ -210,20 +210,20 @@ fn a_topic_alone_is_on_those_that_it_needs() {
 }
 
 #[test]
-fn which_topics_apply_is_told_in_a_line() {
+fn which_topics_apply_in_a_line() {
     let scene = Scene::new();
     scene.other("line 5");
     assert_eq!(
-        told(&scene.fits("other", &[])),
+        summary(&scene.fits("other", &[])),
         "applies: 2-mm; does not apply: 1-mm (0001-mm-0.patch, hunk 1 of file), \
          3-mm (needs 1-mm)"
     );
     let there = ["1-mm/0001-mm-0.patch".to_owned()];
     let fits = scene.fits(&scene.at("series~2"), &there);
-    assert_eq!(told(&fits), "applies: 2-mm, 3-mm; there already: 1-mm");
+    assert_eq!(summary(&fits), "applies: 2-mm, 3-mm; there already: 1-mm");
 }
 
-/// Context of the second patch has changed: who has the blobs can merge.
+/// The context of the second patch has changed. A tree with the blobs can merge it.
 #[test]
 fn a_topic_that_can_be_merged_fits_if_that_is_asked() {
     let scene = Scene::new();
@@ -241,19 +241,20 @@ fn what_a_kernel_has_already_is_found() {
     let scene = Scene::new();
     assert_eq!(scene.found(&scene.base), Vec::<String>::new());
     assert_eq!(scene.found("series~2"), ["1-mm/0001-mm-0.patch"]);
-    // The third changes what the first has added; who has all may have changed more.
+    // The third patch changes lines of the first. A tree with all patches may have more
+    // changes.
     scene.change("series", "line 20", "of others");
     assert_eq!(scene.found("other").len(), 3);
-    // The second alone, and not as a commit of that name.
+    // Only the second patch, in a commit with another name.
     scene.change(&scene.base, "line 30", "changed");
     assert_eq!(scene.found("other"), ["2-mm/0001-mm-1.patch"]);
-    // In the way of it.
+    // This change conflicts with the second patch.
     scene.change("series", "line 31", "of others");
     let found = scene.found("other");
     assert_eq!(found, ["1-mm/0001-mm-0.patch", "3-mm/0001-mm-2.patch"]);
 }
 
-/// It removes what stands twice.
+/// The patch removes a part that the file has twice.
 #[test]
 fn what_can_be_applied_is_not_there() {
     let scene = Scene::new();
@@ -298,7 +299,7 @@ fn commits_of_the_series_are_known_by_their_subjects() {
     assert_eq!(below("series"), Some(scene.base.clone()));
     scene.change("series", "5", "V");
     assert_eq!(below("other"), Some(scene.base.clone()));
-    // Others have been merged into it: no commit is below the series alone.
+    // A merge is among the commits, so no commit is below the series.
     scene.other("line 38");
     let tree = scene.tree();
     run(&tree, &["checkout", "-q", "--detach", "series"]);

@@ -3,7 +3,7 @@ use crate::commits::{Files, parts};
 
 use std::path::PathBuf;
 
-/// A repository with one patch, and a user's kernel tree that it applies to.
+/// A repository with one patch, and a user's kernel tree that the patch applies to.
 struct Scene {
     dir: tempfile::TempDir,
 }
@@ -25,7 +25,7 @@ impl Scene {
         ask(&kdir, &["init", "-q", "-b", "main"]).unwrap();
         save(&kdir, "the user's work");
 
-        // The series is made elsewhere, as its author would.
+        // The author makes the series in another tree.
         let author = scene.dir.path().join("author");
         let (from, to) = (kdir.to_string_lossy(), author.to_string_lossy());
         ask(&kdir, &["clone", "-q", &from, &to]).unwrap();
@@ -89,7 +89,7 @@ impl Scene {
         ask(tree, &all).unwrap();
     }
 
-    /// A second topic: a patch that adds lib/test.c.
+    /// Adds a second topic: a patch that adds lib/test.c.
     fn second_topic(&self) {
         let author = self.dir.path().join("author");
         put(&author.join("lib/test.c"), "test\n");
@@ -101,7 +101,7 @@ impl Scene {
         self.format_to(&author, "2-lib");
     }
 
-    /// A file as it is on a branch.
+    /// A file's content on a branch.
     fn on(&self, branch: &str, file: &str) -> String {
         let object = format!("{branch}:{file}");
         ask(&self.paths().tree(), &["cat-file", "blob", &object]).unwrap()
@@ -146,7 +146,7 @@ fn the_series_is_put_on_the_users_tree_which_is_only_read() {
     assert_eq!(scene.file(), "one\n2\nthree\n");
     assert_ne!(tree.base, tree.tip);
     assert_eq!(state_of(&scene.kdir()), before);
-    // The second time there is nothing to do.
+    // The second run has nothing to do.
     assert_eq!(scene.ensure().unwrap().tip, tree.tip);
 }
 
@@ -156,11 +156,11 @@ fn commits_that_were_not_exported_are_kept() {
     let tree = scene.ensure().unwrap();
     put(&tree.dir.join("mm/hmm.c"), "one\n2\n3\n");
     save(&tree.dir, "mm: three is 3");
-    // patches/ is as it was: the commits can be built.
+    // patches/ has not changed, so the new commits can be built.
     let edited = scene.ensure().unwrap();
     assert_ne!(edited.tip, tree.tip);
 
-    // patches/ changes, too: now one of them would be lost.
+    // patches/ changes as well, so one side would be lost.
     let patch = Series::read(&scene.root()).unwrap().patches[0].clone();
     let text = fs::read_to_string(&patch).unwrap();
     put(&patch, &text.replace("two is 2", "two is two"));
@@ -168,12 +168,12 @@ fn commits_that_were_not_exported_are_kept() {
     assert!(error.contains("make export"), "{error}");
     assert_eq!(scene.file(), "one\n2\n3\n");
 
-    // What the message names helps.
+    // The export that the message names resolves it.
     let series = Series::read(&scene.root()).unwrap();
     let tree = open(&scene.paths()).unwrap();
     for part in parts(tree.branch(), &series.settings).unwrap() {
         let mut files = Files::new();
-        part.patches(tree.branch(), &series.settings, &mut files)
+        part.patches(tree.branch(), &series.settings, None, &mut files)
             .unwrap();
         for (file, patch) in files {
             put(&scene.root().join(file), &String::from_utf8(patch).unwrap());
@@ -272,7 +272,7 @@ fn which_topics_a_base_can_have_is_said() {
     );
 }
 
-/// As one commit, and with other work in it.
+/// The tree has the series as one commit, together with other work.
 #[test]
 fn a_tree_that_has_the_series_is_taken_as_it_is() {
     let scene = Scene::new();
@@ -292,7 +292,7 @@ fn a_tree_that_has_the_series_is_taken_as_it_is() {
     assert_eq!(scene.on("base", "lib/other.c"), "other");
     assert_eq!(tree.source, "for the next release, without the series");
     assert!(!tree.found.differs && tree.found.patches.is_empty());
-    // There is a commit for each patch.
+    // The tool makes a commit for each patch.
     let series = Series::read(&scene.root()).unwrap();
     assert!(same_patches(tree.branch(), &series).unwrap());
 
@@ -314,14 +314,14 @@ fn a_tree_that_has_the_series_need_be_no_repository() {
     assert_eq!(scene.file(), "one\n2\nthree\n");
     assert_eq!(scene.on("base", "mm/hmm.c"), "one\ntwo\nthree");
     assert_eq!(scene.ensure().unwrap().tip, tree.tip);
-    // Another series is looked for in what was copied.
+    // The copied tree is searched for the new series.
     scene.second_topic();
     scene.ensure().unwrap();
     assert_eq!(scene.on("base", "mm/hmm.c"), "one\n2\nthree");
     assert_eq!(scene.on("series", "lib/test.c"), "test");
 }
 
-/// Somebody mended it afterwards, so it cannot be taken out.
+/// A later commit changes the lines again, so the series cannot be taken out.
 #[test]
 fn commits_of_the_series_that_were_changed_are_taken_as_they_are() {
     let scene = Scene::new();
@@ -356,11 +356,11 @@ fn patches_that_a_tree_has_already_are_skipped() {
     assert_eq!(ask(&tree.dir, &log).unwrap(), "lib: add test");
     let first = "1-mm/0001-mm-two-is-2.patch";
     assert_eq!(tree.found.patches, [first]);
-    // It is known the next time.
+    // The next run remembers them.
     let again = scene.ensure().unwrap();
     assert_eq!(again.tip, tree.tip);
     assert_eq!(again.found, tree.found);
-    // A topic alone is without them, too.
+    // A single topic leaves them out as well.
     let series = Series::read(&scene.root()).unwrap();
     let ui = Ui::new(false);
     let alone = tree.topic(&series, &series.settings.topics[1], &ui);
@@ -386,7 +386,7 @@ fn a_tree_that_is_no_repository_is_copied() {
     let scene = Scene::new();
     fs::remove_dir_all(scene.kdir().join(".git")).unwrap();
     put(&scene.kdir().join("built"), "");
-    // Nor does it become one by lying in another's.
+    // A repository around the tree does not count.
     ask(scene.dir.path(), &["init", "-q"]).unwrap();
     save(scene.dir.path(), "something else");
     scene.ensure().unwrap();

@@ -1,4 +1,4 @@
-//! What the results of a machine depend on besides what it boots, for [`results::cache`].
+//! What the results of a machine depend on besides its kernel, for [`results::cache`].
 
 use anyhow::Result;
 
@@ -9,12 +9,12 @@ use results::cache::Inputs;
 use setup::qemu;
 
 impl Booter<'_> {
-    /// Adds all that machines of a kind are made of: QEMU, the models of devices, and the
-    /// guest's side.
+    /// Adds everything that a kind of machine consists of: QEMU, the device models, and
+    /// the guest's scripts.
     pub fn inputs(&self, inputs: &mut Inputs, kind: Kind) -> Result<()> {
         inputs.text(&format!("{:?}", self.machine));
         inputs.text(&self.qemu_args.join(" "));
-        // Its version is in its path, and the cache may be anybody's.
+        // The path contains vng's version. The location of the cache does not count.
         let vng_dir = &self.tools.vng_dir;
         let vng_dir = vng_dir.strip_prefix(&self.paths.cache).unwrap_or(vng_dir);
         inputs.text(&vng_dir.to_string_lossy());
@@ -29,7 +29,7 @@ impl Booter<'_> {
                 for device in [Device::ConnectX, Device::Pascal] {
                     inputs.path(&program(self.paths, device))?;
                 }
-                // The model of a ConnectX reads them.
+                // The ConnectX model reads these headers.
                 inputs.path(&self.paths.tree().join("include/linux/mlx5"))?;
             }
         }

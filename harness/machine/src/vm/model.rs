@@ -1,8 +1,7 @@
-//! The devices of a parallel machine that are models, each a process of its own to which
-//! QEMU speaks vfio-user: a ConnectX (harness/connectx) for a NIC, a Pascal
-//! (harness/pascal) for a GPU. A model is also a witness: it ends with status 1 if the
-//! guest has broken a rule, and says which. With another status it has failed, or refuses
-//! the machine.
+//! The device models of a parallel machine. Each is a process that QEMU talks to over
+//! vfio-user: a ConnectX (harness/connectx) for a NIC, a Pascal (harness/pascal) for a
+//! GPU. A model is also a witness: if the guest breaks a rule, the model reports it and
+//! ends with status 1. Another status means that the model failed or refuses the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,14 +17,14 @@ use host::proc::indent;
 use host::proc::{Background, background, interrupted, tail};
 use plan::topology::{self, Models, Requests, vram};
 
-/// How soon it listens.
+/// How long a model may take until it listens.
 const START: Duration = Duration::from_secs(10);
-/// How soon it ends after the machine, of which it learns by the socket.
+/// How long a model may run after the machine. Its socket tells it that the machine has ended.
 const END: Duration = Duration::from_secs(5);
-/// How much longer than the machine it may live if nobody is left to end it.
+/// How much longer than the machine a model may run if nobody ends it.
 const SPARE: Duration = Duration::from_secs(30);
 
-/// Which device a model is of.
+/// The device of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// A NIC.
@@ -34,21 +33,21 @@ pub enum Device {
     Pascal,
 }
 
-/// What models need to know of their machine.
+/// What a model needs to know about its machine.
 pub struct Setting<'a> {
-    /// Where things are.
+    /// The directories.
     pub paths: &'a Paths,
     /// The machine's folder.
     pub dir: &'a Path,
-    /// How many GPUs there are; their memory is vram0, vram1, ...
+    /// The number of GPUs. Their memory is in the files vram0, vram1, ...
     pub gpus: usize,
-    /// How the models differ from others.
+    /// Which devices are models, and their arguments.
     pub models: Models<'a>,
-    /// The machine's time limit; none for a shell.
+    /// The machine's time limit. `None` for a shell.
     pub limit: Option<Duration>,
 }
 
-/// A model that runs; ended when dropped.
+/// A running model. Dropping it ends the process.
 pub struct Model {
     process: Background,
     device: Device,
@@ -56,7 +55,7 @@ pub struct Model {
     name: String,
 }
 
-/// Where cargo leaves the program; setup.sh has it built with the tool.
+/// Where cargo leaves the program. setup.sh builds it together with the tool.
 pub fn program(paths: &Paths, device: Device) -> PathBuf {
     let name = match device {
         Device::ConnectX => "connectx",
@@ -66,7 +65,7 @@ pub fn program(paths: &Paths, device: Device) -> PathBuf {
 }
 
 impl Model {
-    /// Starts the model that is device `number` of its kind, and waits until it listens.
+    /// Starts the model of device `number`, and waits until it listens.
     pub fn start(setting: &Setting<'_>, device: Device, number: usize) -> Result<Self> {
         let Setting { paths, dir, .. } = *setting;
         let program = program(paths, device);
@@ -77,7 +76,7 @@ impl Model {
             );
         }
         let mut command = match setting.limit {
-            // As for the machine: it ends in time even if we are killed.
+            // As for the machine, timeout(1) ends the model in time even if we are killed.
             Some(limit) => {
                 let seconds = (limit + SPARE).as_secs().to_string();
                 let mut command = Command::new("timeout");
@@ -99,7 +98,7 @@ impl Model {
                 let headers = paths.tree().join("include/linux/mlx5");
                 command.arg("--headers").arg(headers);
                 if pascal.is_some() {
-                    // BARs of models are no files.
+                    // The BAR of a model is not a file.
                     command.arg("--bus");
                 } else {
                     command.args((0..setting.gpus).map(|gpu| format!("--peer={}", vram(gpu))));
@@ -140,14 +139,13 @@ impl Model {
             bail!(
                 "the model {} did not start: {why}\n{}",
                 self.name,
-                self.said()
+                self.last_output()
             );
         }
         Ok(())
     }
 
-    /// Waits for its end, now that the machine has ended; gives what there is to complain
-    /// of.
+    /// Waits for the process to end after the machine, and returns its complaints.
     fn end(mut self, limit: Duration) -> Result<Option<String>> {
         let start = Instant::now();
         let status = loop {
@@ -168,7 +166,7 @@ impl Model {
         Ok(Some(format!(
             "{}: {what}\n{}\nAll that it saw: {}",
             self.name,
-            self.said(),
+            self.last_output(),
             self.file("log").display()
         )))
     }
@@ -177,8 +175,8 @@ impl Model {
         self.dir.join(format!("{}.{extension}", self.name))
     }
 
-    /// The last that it said, or else the last of its log.
-    fn said(&self) -> String {
+    /// The end of its error output, or else of its log.
+    fn last_output(&self) -> String {
         for extension in ["err", "log"] {
             let bytes = fs::read(self.file(extension)).unwrap_or_default();
             let text = String::from_utf8_lossy(&bytes);
@@ -190,8 +188,8 @@ impl Model {
     }
 }
 
-/// The machine has ended, and so must its models; gives what they complain of, and which
-/// requests of a NIC ought not to have been sent.
+/// Waits for the models to end after the machine. Returns their complaints, and the
+/// requests that a NIC should not have sent.
 pub fn end(models: Vec<Model>, may: &Requests) -> Result<Option<String>> {
     let mut all = Vec::new();
     for model in models {

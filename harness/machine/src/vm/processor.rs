@@ -1,9 +1,9 @@
-//! A processor of the host for each machine.
+//! A host processor for each machine.
 //!
-//! While QEMU counts instructions it runs all of a machine's CPUs in one thread, and
-//! the clock that edu waits for in another one. What goes from one to the other and
-//! back costs more on two processors: 8 to 20 % of the time of three jobs of `make
-//! test` on a virtual host (selftest/switch, debug-race, rxe-debug; one run each).
+//! When QEMU counts instructions, one thread runs all CPUs of a machine, and another
+//! thread runs the clock that edu waits for. Communication between the two threads costs
+//! more on two processors: 8 to 20 % of the time of three jobs of `make test` on a virtual
+//! host (selftest/switch, debug-race, rxe-debug; one run each).
 
 use std::process::Command;
 use std::sync::{LazyLock, Mutex};
@@ -11,14 +11,14 @@ use std::sync::{LazyLock, Mutex};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
-/// Those that we may run on.
+/// The processors that we may run on.
 pub static PROCESSORS: LazyLock<Pool> = LazyLock::new(|| Pool::new(allowed()));
 
-/// Processors that no machine has.
+/// Processors without a machine.
 pub struct Pool(Mutex<Vec<usize>>);
 
-/// A processor that no other machine of ours has meanwhile; none if there are more
-/// machines than processors, or if the machine needs more than one.
+/// A processor for one machine alone. No number if there are more machines than
+/// processors, or if the machine needs more than one processor.
 pub struct Processor<'a> {
     pool: &'a Pool,
     number: Option<usize>,
@@ -29,7 +29,7 @@ impl Pool {
         Self(Mutex::new(numbers))
     }
 
-    /// The next free one.
+    /// Takes a free processor, if there is one.
     pub fn take(&self) -> Processor<'_> {
         Processor {
             pool: self,
@@ -37,7 +37,7 @@ impl Pool {
         }
     }
 
-    /// No processor of its own: for a machine whose CPUs run side by side.
+    /// Takes no processor: for a machine whose CPUs run in parallel.
     pub fn none(&self) -> Processor<'_> {
         Processor {
             pool: self,
@@ -47,7 +47,7 @@ impl Pool {
 }
 
 impl Processor<'_> {
-    /// A program that is to run there, and what it starts.
+    /// A command that runs on this processor, with its children.
     pub fn command(&self, program: &str) -> Command {
         let Some(number) = self.number else {
             return Command::new(program);

@@ -1,4 +1,4 @@
-//! Which QEMU it is.
+//! Finds QEMU's version.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,8 +6,8 @@ use std::process::Command;
 use host::proc::capture;
 use setup::qemu::PROGRAM;
 
-/// QEMU's major version; 0 if it does not tell, as if it were old. Why it does not is said
-/// when it is to boot.
+/// QEMU's major version. 0 if it cannot be read, which counts as old. The boot then
+/// reports the reason.
 pub fn major(qemu: Option<&Path>) -> u32 {
     let qemu = qemu.unwrap_or(Path::new(PROGRAM));
     let said = capture(Command::new(qemu).arg("--version"));

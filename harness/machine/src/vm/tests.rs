@@ -12,7 +12,7 @@ fn the_judge_answers_over_a_long_path() {
     let deep = dir.path().join("x".repeat(120));
     fs::create_dir(&deep).unwrap();
     fs::write(deep.join("vram0"), vec![0; 8192]).unwrap();
-    let bench = JudgePort::open(&deep, 1).unwrap();
+    let judge = JudgePort::open(&deep, 1).unwrap();
     let mut stream = at(&deep, |path| UnixStream::connect(path)).unwrap();
     stream
         .write_all(b"{\"op\":\"snapshot\",\"gpu\":0}\n")
@@ -21,7 +21,7 @@ fn the_judge_answers_over_a_long_path() {
     std::io::Read::read_exact(&mut stream, &mut answer).unwrap();
     assert_eq!(&answer, b"ok\n");
     drop(stream);
-    bench.close(&deep);
+    judge.close(&deep);
     let record = fs::read_to_string(deep.join("judge.log")).unwrap();
     assert!(record.ends_with("\nok\n"), "{record}");
 }
@@ -44,20 +44,33 @@ fn trouble_is_told_with_the_console() {
     assert_eq!(ran.trouble(), None);
 }
 
-/// A program that is a script.
+/// Makes a program from a script.
 fn script(program: &Path, lines: &str) {
     fs::create_dir_all(program.parent().unwrap()).unwrap();
     fs::write(program, format!("#!/bin/sh\n{lines}\n")).unwrap();
     fs::set_permissions(program, PermissionsExt::from_mode(0o755)).unwrap();
 }
 
-/// Boots with a script in vng's place.
+/// Boots with a script in place of vng.
 fn boot_with(vng: &str, limit: u64) -> (tempfile::TempDir, RunResult) {
     boot_kind(Kind::Counting, vng, limit, "exit 2")
 }
 
-/// And with one in the place of the model of a NIC.
+/// Boots with a script in place of vng, and another one in place of the NIC model.
 fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir, RunResult) {
+    with_machine(kind, vng, limit, nic, |booter, boot| {
+        booter.boot(boot, &booter.ui.step("test")).unwrap()
+    })
+}
+
+/// Sets up such a machine and calls `run` with it.
+fn with_machine<T>(
+    kind: Kind,
+    vng: &str,
+    limit: u64,
+    nic: &str,
+    run: impl FnOnce(&Booter<'_>, &Boot<'_>) -> T,
+) -> (tempfile::TempDir, T) {
     let scratch = tempfile::tempdir().unwrap();
     let root = scratch.path().to_owned();
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -80,7 +93,7 @@ fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir
     script(&model::program(&paths, Device::ConnectX), nic);
     let qemu = root.join("qemu");
     script(&qemu, "echo \"${2%,help} options:\"");
-    // What the guest says to its kernel goes to a file.
+    // The guest's kernel messages go to a file.
     let lib = fs::read_to_string(repository.join("harness/guest/lib.sh")).unwrap();
     fs::create_dir_all(root.join("harness/guest")).unwrap();
     let lib = lib.replace(">/dev/kmsg", ">>kmsg");
@@ -106,8 +119,29 @@ fn boot_kind(kind: Kind, vng: &str, limit: u64, nic: &str) -> (tempfile::TempDir
         job: "run x true".into(),
         limit: Duration::from_secs(limit),
     };
-    let ran = booter.boot(&boot, &ui.step("test")).unwrap();
+    let ran = run(&booter, &boot);
     (scratch, ran)
+}
+
+#[test]
+fn the_prompt_of_a_shell_names_topology_and_modules() {
+    let vng = "echo 'echo \"${PS1@P}\"' | bash shell.sh >out/prompt 2>/dev/null";
+    let shell = |booter: &Booter<'_>, boot: &Boot<'_>| {
+        let boot = Boot {
+            job: "echo loaded\n".to_owned(),
+            ..*boot
+        };
+        booter.shell(&boot, false).unwrap();
+        fs::read_to_string(booter.dir(boot.name).join("out/prompt")).unwrap()
+    };
+    let (_dir, said) = with_machine(Kind::Counting, vng, 20, "exit 2", shell);
+    let said = said.strip_prefix("loaded\nswitch:").expect(&said);
+    let loaded = fs::read_to_string("/proc/modules").unwrap_or_default();
+    let mut loaded = loaded.lines().filter_map(|line| line.split(' ').next());
+    assert!(
+        loaded.all(|name| said.contains(&format!(" {name}"))),
+        "{said}"
+    );
 }
 
 #[test]
@@ -133,7 +167,7 @@ fn what_the_machine_is_made_of() {
     };
     said("-icount", &machine.counting.icount);
     said("-machine", &machine.properties);
-    // The user's QEMU_ARGS=, as a shell of virtme-ng's takes them.
+    // `QEMU_ARGS=` of the user, quoted for virtme-ng's shell.
     said("-name", "'a b'");
     machine.globals.iter().for_each(|it| said("-global", it));
     machine
@@ -151,7 +185,7 @@ fn a_parallel_machine_has_its_nic_beside_it() {
     let (_dir, ran) = boot_kind(Kind::Parallel, vng, 20, nic);
     assert_eq!(ran.end, End::Done(0));
     assert!(ran.console.starts_with("listening\n"), "{}", ran.console);
-    // For the shell of virtme-ng.
+    // Quoted for virtme-ng's shell.
     let device = r#"-device '{"bus":"dp1","driver":"vfio-user-pci","socket":{"#;
     assert!(ran.console.contains(device), "{}", ran.console);
     assert!(ran.witness.unwrap().unwrap().contains("DMA after unmap"));
@@ -185,7 +219,7 @@ fn a_machine_that_loses_its_console() {
 
 #[test]
 fn a_machine_that_hangs_after_its_job() {
-    // Whether or not it lets itself be ended.
+    // The program exits on SIGTERM in the first case and ignores it in the second.
     for trap in ["", "trap '' TERM; "] {
         let vng = format!("{trap}echo 0 > out/status; echo {LAST_LINE}; sleep 1000");
         let (_dir, ran) = boot_with(&vng, 1);

@@ -1,17 +1,16 @@
-//! What a report says of its run: what the user typed, where, and what was tested.
+//! Describes a run for its report: the user's command, the host, and what was tested.
 
 use std::env;
-use std::fs;
 use std::time::Instant;
 
 use anyhow::Result;
 
-use host::proc::{processors, quote};
+use host::proc::quote;
 use kernel::tree::Tree;
 use patches::recorded;
 use results::report::{self, Report};
 
-/// Notes what was typed, where, and how long it took.
+/// Adds the command, the host and the duration.
 pub fn note(report: &mut Report, start: Instant) {
     report.command = command(env::args().skip(1));
     report.host = report::host();
@@ -20,25 +19,16 @@ pub fn note(report: &mut Report, start: Instant) {
 
 /// What is tested, and with what.
 pub fn facts(tree: &Tree) -> Result<Vec<(String, String)>> {
-    let os = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let os = os
-        .lines()
-        .find_map(|line| line.strip_prefix("PRETTY_NAME="));
-    let os = os.unwrap_or("Linux").trim_matches('"');
-    let processors = processors();
     Ok(vec![
-        (
-            "machine".to_owned(),
-            format!("{os}, {processors} processors"),
-        ),
+        ("machine".to_owned(), recorded::machine()),
         ("series".to_owned(), recorded::series(tree)?),
     ])
 }
 
-/// Options that are not called as make's variable is.
-const NAMES: [(&str, &str); 3] = [("output", "O"), ("jobs", "J"), ("verbose", "V")];
+/// Options whose names differ from make's variables.
+pub const NAMES: [(&str, &str); 3] = [("output", "O"), ("jobs", "J"), ("verbose", "V")];
 
-/// make's target and variables, from the arguments after the program's name.
+/// Reconstructs make's target and variables from the arguments after the program's name.
 fn command(arguments: impl IntoIterator<Item = String>) -> String {
     let mut words = vec!["make".to_owned()];
     let mut variables = Vec::new();
@@ -50,7 +40,7 @@ fn command(arguments: impl IntoIterator<Item = String>) -> String {
         };
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, value.to_owned()),
-            None if matches!(option, "verbose" | "force") => (option, "1".to_owned()),
+            None if matches!(option, "verbose" | "force" | "kvm") => (option, "1".to_owned()),
             None => (option, arguments.next().unwrap_or_default()),
         };
         if name == "root" {

@@ -1,6 +1,6 @@
-//! A command with what it needs. [`start`] is how one begins and [`finish`] how it ends,
-//! between them are [`series`] and [`machines`], and [`clean`] removes what they leave.
-//! `make test` is a file of its own.
+//! A command with its settings. [`start`] has how a command begins and [`finish`] how it
+//! ends. [`series`] and [`machines`] have the commands, and [`clean`] removes what they
+//! leave. `make test` has its own file.
 
 use std::path::PathBuf;
 
@@ -22,26 +22,28 @@ mod start;
 pub use finish::{broken, verdict};
 pub use start::ON_DEMAND;
 
-/// A command with what it needs.
+/// A command with its settings.
 pub struct Run<'a> {
-    /// What the user chose.
+    /// The user's options.
     pub options: &'a Options,
-    /// Progress.
+    /// Shows progress.
     pub ui: &'a Ui,
-    /// Where things are.
+    /// The directories.
     pub paths: &'a Paths,
     /// `QEMU=`
     pub qemu: Option<PathBuf>,
     /// `QEMU_ARGS=`
     pub qemu_args: Vec<String>,
+    /// `KVM=1`
+    pub kvm: bool,
     /// `LLVM=` and `CC=`
     pub compiler: Compiler,
-    /// `FORCE=1`: what is cached is run again.
+    /// `FORCE=1`: ignore cached results.
     pub force: bool,
 }
 
 impl Run<'_> {
-    /// Carries it out.
+    /// Runs the command.
     pub fn command(&self, command: &Command) -> Result<Verdict> {
         match command {
             Command::Setup => self.setup()?,

@@ -1,5 +1,5 @@
-//! Tests of this repository itself: the tool's own, its style, and whether
-//! patches, tree and mirrors are the same.
+//! Tests of this repository: the tool's tests, its style, and whether patches, tree and
+//! mirrors match.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,16 +15,21 @@ use patches::{export, recorded};
 use results::report::Outcome;
 use setup::packages;
 
-/// Those of `make test`, for `ONLY=`.
+/// The names of these tests in `make test`, for `ONLY=`.
 pub const NAMES: [&str; 3] = ["harness", "style", "drift"];
 
-/// Runs the one of that name.
+/// Checks licences, sources and versions of the tool's crates. It needs cargo-deny, which
+/// may have to be downloaded.
+pub const DENY: &str = "deny";
+
+/// Runs the test with that name.
 pub fn run(name: &str, paths: &Paths, ui: &Ui, tree: &Tree) -> Result<Vec<Outcome>> {
     let step = ui.step(format!("run: {name}"));
     let outcomes = match name {
         "harness" => harness(paths)?,
         "style" => style(paths)?,
         recorded::NAME => recorded::check(paths, tree)?,
+        DENY => deny(paths, ui)?,
         _ => vec![drift(paths, tree)?],
     };
     step.done(format!("{} tests", outcomes.len()));
@@ -32,7 +37,12 @@ pub fn run(name: &str, paths: &Paths, ui: &Ui, tree: &Tree) -> Result<Vec<Outcom
 }
 
 fn cargo(paths: &Paths, args: &[&str]) -> Command {
-    let mut command = Command::new("/usr/bin/cargo");
+    with_cargo(paths, Path::new("/usr/bin/cargo"), args)
+}
+
+/// A command for cargo, or for a program that calls cargo.
+fn with_cargo(paths: &Paths, program: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
     command
         .args(args)
         .current_dir(paths.root.join("harness"))
@@ -40,15 +50,15 @@ fn cargo(paths: &Paths, args: &[&str]) -> Command {
         .env("CARGO_HOME", paths.cache.join("cargo"))
         .env("CARGO_TARGET_DIR", paths.build().join("harness"))
         .env("RUSTC", "/usr/bin/rustc")
-        // Tests are to install nothing, and have no packages/ where they play.
+        // Tests must install nothing, and their directories have no packages/.
         .env_remove(packages::TARGET);
     command
 }
 
-/// Tests that are ignored look at the page of results with it.
+/// Ignored tests open the results page in this browser.
 const BROWSER: &str = "/usr/bin/chromium";
 
-/// The tool's unit tests, each by its name.
+/// Runs the tool's unit tests. Each is an outcome with its name.
 fn harness(paths: &Paths) -> Result<Vec<Outcome>> {
     let mut arguments = vec![
         "test",
@@ -77,7 +87,7 @@ fn harness(paths: &Paths) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-/// Reads `test path::name ... ok`.
+/// Parses `test path::name ... ok`.
 fn unit_test(line: &str, all: &str) -> Option<Outcome> {
     let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let (word, why) = result.split_once(", ").unwrap_or((result, "ignored"));
@@ -101,7 +111,7 @@ fn unit_test(line: &str, all: &str) -> Option<Outcome> {
     })
 }
 
-/// rustfmt and clippy, where they are installed.
+/// Runs rustfmt and clippy, if they are installed.
 fn style(paths: &Paths) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     for (name, program, args) in [
@@ -132,6 +142,28 @@ fn style(paths: &Paths) -> Result<Vec<Outcome>> {
         } else {
             Outcome::skipped("style", name, format!("{program} is not installed"))
         });
+    }
+    Ok(outcomes)
+}
+
+/// Runs the checks of cargo-deny that need no database. harness/deny.toml has its settings.
+fn deny(paths: &Paths, ui: &Ui) -> Result<Vec<Outcome>> {
+    let program = match setup::cargo_deny(paths, ui) {
+        Ok(program) => program,
+        Err(error) => return Ok(vec![Outcome::skipped(DENY, "all", format!("{error:#}"))]),
+    };
+    let mut outcomes = Vec::new();
+    for name in ["licenses", "bans", "sources"] {
+        let args = [
+            "--locked",
+            "--color=never",
+            "check",
+            "--hide-inclusion-graph",
+            name,
+        ];
+        let (status, out, err) = output(&mut with_cargo(paths, &program, &args))?;
+        let trouble = (!status.success()).then(|| format!("{out}{err}"));
+        outcomes.push(Outcome::unless(DENY, name, trouble));
     }
     Ok(outcomes)
 }

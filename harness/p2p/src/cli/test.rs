@@ -1,4 +1,4 @@
-//! `make test` and `make list`: what is picked, in what order it runs, and how often.
+//! `make test` and `make list`: what runs, in what order, and how often.
 
 use std::fs;
 use std::sync::Mutex;
@@ -23,7 +23,6 @@ use kernel::tree;
 use patches::check::{self, Checker};
 use plan::job::{Job, Plan, kernels_for};
 use plan::kernels::{Kernels, Source};
-use plan::topology::Topologies;
 use results::cache::{self, Cache};
 use results::durations::Durations;
 use results::report::{Outcome, Report, retried};
@@ -60,7 +59,7 @@ impl Run<'_> {
         fs::write(&status_file, status_of(&result).to_string())?;
         if !usage && !proc::interrupted() {
             let same = Plan::read(&self.paths.root)?.same;
-            self.tell(&mut report, &results, start, |outcome| {
+            self.finish(&mut report, &results, start, |outcome| {
                 let only = suites(&outcome.suite, &same).join(",");
                 let test = test.as_ref().map(|test| format!(" TEST={test}"));
                 format!("make test ONLY={only}{}", test.unwrap_or_default())
@@ -70,7 +69,7 @@ impl Run<'_> {
                 println!("aborted, not everything was run: {error}");
             }
             if let (Some(rounds), Some(round)) = (repeat, report.round) {
-                println!("{}", told(rounds, round, &report));
+                println!("{}", rounds_in_words(rounds, round, &report));
             }
             let closing_line = report.closing_line();
             fs::write(results.join("closing-line"), format!("{closing_line}\n"))?;
@@ -82,8 +81,8 @@ impl Run<'_> {
         result
     }
 
-    /// Runs everything that is picked, until something fails, as often as that is wanted;
-    /// gives the last round's results.
+    /// Runs all picked tests as often as the user wants, or until one fails. Returns the
+    /// last round's results.
     fn rounds(&self, choice: &Choice) -> (Report, Result<()>) {
         let rounds = choice.repeat.unwrap_or(1);
         let mut round = 1;
@@ -107,12 +106,12 @@ impl Run<'_> {
 
     fn test_all(&self, choice: &Choice, report: &Mutex<Report>) -> Result<()> {
         let root = &self.paths.root;
-        let topologies = Topologies::read(root)?;
+        let topologies = self.topologies()?;
         let kernels = Kernels::read(root)?;
         let plan = Plan::read(root)?;
         let mut jobs = plan.jobs(&topologies)?;
         let mut durations = Durations::read(&self.paths.results());
-        // So that in the end no processor waits for another.
+        // So that no long job finishes last alone.
         longest_first(&mut jobs, &durations);
         let picked = Selection {
             choice,
@@ -143,7 +142,7 @@ impl Run<'_> {
             }
         };
         lock().picked = picked.clone();
-        // Before any kernel is built: what they say is there early.
+        // Runs before any kernel is built, so that its results come early.
         let look = |tree: &tree::Tree| {
             let series = Series::read(&self.paths.root)?;
             let checker = Checker::new(self.paths, tree, series, self.force)?;
@@ -183,13 +182,14 @@ impl Run<'_> {
         let others = others.filter(|name| is_picked(name) && !names.contains(name));
         names.extend(others.collect::<Vec<_>>());
         if jobs.iter().any(|job| job.needs_rdma_core()) {
-            // Before jobs run side by side, of which each would do it.
+            // Runs before jobs run in parallel. Otherwise each job would do it.
             setup::rdma_core::tests(self.paths, self.ui)?;
         }
         self.qemu_for(jobs.iter().copied())?;
         let builder = self.builder(&tools, &tree, &self.compiler);
         let booter = self.booter(&tools, &topologies);
-        // With REPEAT=, nothing that is started after a failure hides it.
+        // With REPEAT=, no test starts after a failure, so that its output does not hide
+        // the failure.
         let has_failed = AtomicBool::new(false);
         let stops = choice.repeat.is_some() || choice.fail_fast;
         let is_over = || stops && has_failed.load(Ordering::SeqCst);
@@ -229,18 +229,16 @@ impl Run<'_> {
                 return Ok(());
             }
             let start = Instant::now();
-            // One test, or one more round, is not what the cache is of.
+            // The cache has neither results of single tests nor of repeated rounds.
             let is_cacheable = choice.test.is_none() && choice.repeat.is_none();
+            let run = || {
+                let aside = || booter.set_aside(&job.name);
+                retried(choice.retries, aside, || jobs::run(job, &booter))
+            };
             let (outcomes, was_cached) = if job.needs_series(&kernels)? || !is_cacheable {
-                let retries = choice.retries;
-                let run = || jobs::run(job, &booter);
-                (
-                    retried(retries, || booter.set_aside(&job.name), run)?,
-                    false,
-                )
+                (run()?, false)
             } else {
                 let inputs = jobs::inputs(job, &booter)?;
-                let run = || jobs::run(job, &booter);
                 Cache::new(self.paths, self.force).or_find(&job.name, inputs, run)?
             };
             took(&job.name, start, was_cached);
@@ -274,22 +272,22 @@ impl Run<'_> {
         if choice.fail_fast && is_over() {
             report.aborted = Some("FAIL_FAST=1, and something failed".to_owned());
         }
-        // One test alone need not come out the same.
+        // A single test is no basis for the comparison.
         for same in plan.same.iter().filter(|_| choice.test.is_none()) {
             let outcome = jobs::compare(same, &report.outcomes);
             report.outcomes.extend(outcome);
         }
-        // All shards are made of the same times, also if one runs after another.
+        // All shards must use the same times, even if one runs after another.
         if choice.shard.is_none() && choice.test.is_none() {
             durations.update(&self.paths.results(), report.measured())?;
         }
         Ok(())
     }
 
-    /// Prints what would be run.
+    /// Prints the tests that would run.
     fn list(&self, choice: &Choice) -> Result<Verdict> {
         let root = &self.paths.root;
-        let topologies = Topologies::read(root)?;
+        let topologies = self.topologies()?;
         let kernels = Kernels::read(root)?;
         let plan = Plan::read(root)?;
         let mut jobs = plan.jobs(&topologies)?;
@@ -317,7 +315,7 @@ impl Run<'_> {
             if job.is_parallel() && !has_qemu() {
                 return Ok("no");
             }
-            // Without its kernel there is nothing to compare.
+            // Without its kernel, the job's key cannot be computed.
             let inputs = jobs::inputs(job, &booter).ok();
             let cache = Cache::new(self.paths, self.force);
             Ok(
@@ -328,9 +326,9 @@ impl Run<'_> {
             )
         };
         let mut table = Table::new();
-        table.load_preset(presets::ASCII_MARKDOWN);
+        table.load_style(presets::ASCII_MARKDOWN);
         table.set_header(["name", "topology", "kernel", "runs", "cached", "last time"]);
-        // In the order of what ONLY= knows: checks, kernels, jobs.
+        // In the order of the names for ONLY=: checks, kernels, jobs.
         for name in all.iter().filter(|name| picked.contains(*name)) {
             let last = durations.get(name).map(Duration::from_secs_f64);
             let last = last.map_or("-".to_owned(), seconds);
@@ -356,7 +354,7 @@ impl Run<'_> {
         Ok(Verdict::Passed)
     }
 
-    /// Checks whose results are in the cache. Without a tree there are none.
+    /// The checks with cached results. Empty without a tree.
     fn cached_checks(&self) -> Result<Vec<&'static str>> {
         let tree = tree::open(self.paths)?;
         let series = Series::read(&self.paths.root)?;
@@ -364,14 +362,14 @@ impl Run<'_> {
     }
 }
 
-/// Those that took longest the last time come first. Of others, what they may take counts.
+/// Sorts by the last duration, the longest first. For jobs without one, the time limit counts.
 fn longest_first(jobs: &mut [Job<'_>], durations: &Durations) {
     let seconds = |job: &Job<'_>| durations.get(&job.name).unwrap_or(job.limit() as f64);
     jobs.sort_by(|one, other| seconds(other).total_cmp(&seconds(one)));
 }
 
-/// What the user is told of rounds in the end.
-fn told(rounds: u32, round: u32, report: &Report) -> String {
+/// The summary of all rounds, for the user.
+fn rounds_in_words(rounds: u32, round: u32, report: &Report) -> String {
     let end = match (&report.aborted, verdict(report)) {
         (Some(_), _) => format!("round {round} was aborted"),
         (None, Verdict::Failed) => format!("round {round} failed"),
@@ -385,6 +383,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use plan::topology::Topologies;
 
     #[test]
     fn what_took_longest_comes_first() {
@@ -399,7 +398,7 @@ mod tests {
         longest_first(&mut jobs, &durations);
         assert_eq!(jobs.first().unwrap().name, "demo/switch");
         assert_eq!(jobs.last().unwrap().name, "stress/switch");
-        // The others by their limits, as without any times.
+        // The other jobs are sorted by their limits.
         let others = &jobs[1..jobs.len() - 1];
         assert!(others.is_sorted_by(|one, other| one.limit() >= other.limit()));
     }
@@ -407,10 +406,16 @@ mod tests {
     #[test]
     fn rounds_end_with_the_first_failure() {
         let mut report = Report::from(vec![Outcome::passed("a", "x")]);
-        assert_eq!(told(9, 9, &report), "REPEAT=9: no failure in 9 rounds");
+        assert_eq!(
+            rounds_in_words(9, 9, &report),
+            "REPEAT=9: no failure in 9 rounds"
+        );
         report.outcomes.push(Outcome::failed("a", "y", "no"));
-        assert_eq!(told(9, 3, &report), "REPEAT=9: round 3 failed");
+        assert_eq!(rounds_in_words(9, 3, &report), "REPEAT=9: round 3 failed");
         report.aborted = Some("no QEMU".to_owned());
-        assert_eq!(told(9, 1, &report), "REPEAT=9: round 1 was aborted");
+        assert_eq!(
+            rounds_in_words(9, 1, &report),
+            "REPEAT=9: round 1 was aborted"
+        );
     }
 }

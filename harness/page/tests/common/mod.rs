@@ -1,4 +1,4 @@
-//! Pages of the reports in `tests/data`.
+//! Renders the reports in `tests/data`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The report of that name.
+/// The report with that name.
 pub fn report(name: &str) -> Report {
     let file = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/data")
@@ -18,7 +18,7 @@ pub fn report(name: &str) -> Report {
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
 
-/// Its page, with what `Documentation/` has.
+/// Its page, with the recorded results in `Documentation/`.
 pub fn render(report: &Report) -> String {
     let root = root();
     let source = Source {

@@ -66,7 +66,7 @@ impl Driver {
         work(&mut self.channel, &mut context)
     }
 
-    /// Writes commands, and an entry of the ring that names them.
+    /// Writes commands and a ring entry that points to them.
     fn push(&mut self, words: &[u32]) -> Stop {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.board.space().write(ram(0x1000), &bytes).unwrap();
@@ -81,7 +81,7 @@ impl Driver {
     }
 }
 
-/// The bit of the PBDMA, the method and its data.
+/// The PBDMA's interrupt bit, the method and its data.
 fn bad(stop: Stop) -> (u32, u32, u32) {
     match stop {
         Stop::Dead(Death::Command(bad)) => (bad.interrupt, bad.method.method, bad.method.data),
@@ -169,7 +169,8 @@ fn methods_go_to_the_engine_of_their_subchannel() {
 #[test]
 fn steps_of_methods() {
     let mut driver = Driver::new();
-    // Once: A, then B for the rest; never: C thrice; each goes on.
+    // Increment once: A, then B for the rest. Never increment: C three times. Then increment
+    // on each word.
     let mut words = vec![5 << 29 | 3 << 16 | 0x10 >> 2, 1, 2, SEMAPHORE as u32];
     words.extend([3 << 29 | 3 << 16 | 0x18 >> 2, 7, 8, 9]);
     words.extend(method(0, 0x10, &[0]));
@@ -249,7 +250,7 @@ proptest! {
         driver.push(&words);
     }
 
-    /// Commands that are nearly right get further.
+    /// Nearly valid commands get further than random words.
     #[test]
     fn random_methods_do_not_end_the_model(
         methods in prop::collection::vec((0..0x1000u32, any::<u32>(), any::<bool>()), 0..60),

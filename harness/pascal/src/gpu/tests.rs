@@ -14,9 +14,9 @@ const USERD_AT: u64 = 0x4000;
 const RING: u64 = 0x10_0000;
 const COMMANDS: u64 = 0x20_0000;
 const SEMAPHORE: u64 = 0x30_0000;
-/// In video memory.
+/// The runlist's address in video memory.
 const RUNLIST: u64 = 0x70_0000;
-/// Where the ring of channel 5 is after that of channel 3.
+/// Offset of channel 5's ring from channel 3's ring.
 const OTHER_RING: u64 = 0x800;
 const START: u32 = 0x400;
 
@@ -36,20 +36,20 @@ fn bar1(gpu: &mut Gpu, at: u64) -> u32 {
     u32::from_le_bytes(data)
 }
 
-/// A GPU with tables for BAR1, and the entry for the page at 0x8000 there; channel 3 has
-/// a ring.
+/// A GPU with page tables for BAR1 and a ring for channel 3. Returns BAR1's root directory
+/// and the PTE of its page 0x8000.
 fn gpu() -> (Gpu, Place, Place) {
     let (gpu, bar1, _) = gpu_and_channel();
     (gpu, bar1.root, bar1.entry)
 }
 
-/// The first directory of some tables, and the entry for a page.
+/// The root directory of some page tables, and the PTE of a page.
 struct Mapped {
     root: Place,
     entry: Place,
 }
 
-/// And the entry for the semaphore that the channel uses.
+/// As [`gpu`]. Also returns the PTE of the channel's semaphore.
 fn gpu_and_channel() -> (Gpu, Mapped, Mapped) {
     let mut board = Board::new();
     let (instance, root) = board.instance(0xfff_ffff);
@@ -64,7 +64,7 @@ fn gpu_and_channel() -> (Gpu, Mapped, Mapped) {
     board.map(tables, SEMAPHORE, 12, ram(0x2000), 0);
     let semaphore = board.entry(tables, SEMAPHORE, 12);
     board.set(channel.after(0x48), RING | 4 << 48);
-    // Channel 5 has the same tables, and the ring after it.
+    // Channel 5 has the same page tables, and its ring follows channel 3's.
     let (other, _) = board.instance((1 << 47) - 1);
     board.set(other.after(0x200), board.get(channel.after(0x200)));
     board.set(other.after(0x48), (RING + OTHER_RING) | 4 << 48);
@@ -126,7 +126,7 @@ fn what_is_not_mapped_in_bar1_is_a_violation() {
         last.contains("no page at 0x8000; it was vram 0x804000, used from "),
         "{last}"
     );
-    // Lines are those of the log.
+    // The numbers are lines of the log.
     invalidate(&mut gpu, root, FLUSH);
     let line = gpu.witness.event(&Event::Power { what: "" }) - 1;
     bar1(&mut gpu, 0x8000);
@@ -166,7 +166,8 @@ fn a_page_that_moves_without_an_invalidation_is_a_violation() {
     let what = "BAR1 at 0x8000 is vram 0x910000; it was vram 0x900000, used from ";
     assert!(told.starts_with(what), "{told}");
     assert_eq!(gpu.witness.totals.violations, 1);
-    // That of other tables does not help, nor one that is not started or not of all pages.
+    // Invalidating other tables has no effect, nor do writes without the start bit or without
+    // all pages.
     let in_system = Place {
         aperture: Aperture::System,
         ..root
@@ -185,7 +186,7 @@ fn a_page_that_moves_without_an_invalidation_is_a_violation() {
         assert_eq!(gpu.witness.totals.violations, before + 1);
     }
     assert_eq!(gpu.witness.totals.unknown, 2);
-    // That of all tables does.
+    // Invalidating all tables has an effect.
     poke(&gpu, entry, 0x80_0000 >> 4 | 1);
     invalidate(&mut gpu, Place::vram(0), FLUSH | r::INVALIDATE_ALL);
     let before = gpu.witness.totals.violations;
@@ -221,7 +222,7 @@ fn with_a_cache_a_page_that_moves_is_found_in_the_old_place_until_it_is_invalida
     assert_eq!(both(&mut gpu), (!0, !0));
     poke(&gpu, entry, 0x90_0000 >> 4 | 1);
     assert_eq!(both(&mut gpu), (22, 22));
-    // A reset forgets: nothing is stale after it.
+    // A reset clears the TLB: nothing is stale after it.
     poke(&gpu, entry, 0x80_4000 >> 4 | 1);
     let block = get(&mut gpu, r::BAR1_BLOCK);
     let violations = gpu.witness.totals.violations;
@@ -294,7 +295,7 @@ fn a_fault_of_a_channel_is_reported() {
     assert_eq!(get(&mut gpu, r::FAULT_INFO + unit * 0x10 + 4), 0x77_0000);
     set(&mut gpu, r::FAULT_UNITS, units);
     assert_eq!(get(&mut gpu, r::FIFO_INTR), 0);
-    // It does not go on.
+    // The dead channel does not run.
     gpu.bar1_write(USERD_AT + 3 * 0x200 + 0x8c, &2u32.to_le_bytes());
     assert_eq!(gpu.witness.totals.dead_channels, 1);
 }
@@ -331,7 +332,7 @@ fn registers_and_windows() {
     assert_eq!(gpu.witness.totals.unknown, 1);
     let told = "unknown register 0x400000: read 0x0";
     assert_eq!(gpu.witness.first_violations, [told]);
-    // Bytes of a register that keeps what is written.
+    // A partial write to a register that keeps the written value.
     set(&mut gpu, 0x60_13d4, 0x1122_3344);
     gpu.write(0x60_13d5, &[0x55]);
     assert_eq!(get(&mut gpu, 0x60_13d4), 0x1122_5544);

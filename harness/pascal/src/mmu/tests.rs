@@ -105,7 +105,7 @@ fn tables_of_the_first_version_are_refused() {
     assert!(Tables::of(board.space(), testing::VRAM).is_err());
 }
 
-/// A page to map: in one of a few regions, so that pages of different size meet.
+/// A page to map. There are few regions, so pages of different sizes meet.
 fn page() -> impl Strategy<Value = (u64, u32, Place)> {
     let region = prop_oneof![Just(0u64), Just(0x2000_0000), Just(0x4000_0000_0000)];
     let shift = prop_oneof![Just(12u32), Just(16), Just(21)];
@@ -117,7 +117,7 @@ fn page() -> impl Strategy<Value = (u64, u32, Place)> {
 }
 
 proptest! {
-    /// Against a map that knows nothing of tables: the largest page that is mapped wins.
+    /// Compares the walk with a simple map, in which the largest mapped page wins.
     #[test]
     fn random_tables_lead_where_a_simple_map_says(
         pages in prop::collection::vec(page(), 1..24),
@@ -129,7 +129,7 @@ proptest! {
             simple.contains_key(&(21, va >> 21))
         };
         for (va, shift, to) in pages {
-            // A driver does not write tables over a page of 2 MiB, nor such a page over them.
+            // A driver does not replace a 2 MiB page with tables, or tables with a 2 MiB page.
             let is_free = simple.keys().all(|(s, n)| (n << s) >> 21 != va >> 21);
             if is_block(&simple, va) || (shift == 21 && !is_free) {
                 continue;
@@ -150,7 +150,7 @@ proptest! {
         }
     }
 
-    /// Entries that are no entries: a fault or a place, and no end of the model.
+    /// Invalid entries lead to a fault or a place, and never crash the model.
     #[test]
     fn random_entries_do_not_end_the_model(
         entries in prop::collection::vec(any::<u64>(), 16),

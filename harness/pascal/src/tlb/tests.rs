@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::{Board, READ_ONLY, ram};
 
-/// Two tables that map one page each, at the same address, and their cache.
+/// Two sets of page tables that map one page each at the same address, and their TLB.
 struct Setting {
     board: Board,
     one: Tables,
@@ -49,7 +49,7 @@ impl Setting {
         }
     }
 
-    /// Both lead to the new place now; the old one was used.
+    /// Maps both to the new place, after the old translation was used.
     fn remap(&mut self) {
         for tables in [self.one, self.other] {
             assert!(self.is_old(tables));
@@ -78,7 +78,7 @@ fn a_stale_translation_is_used_until_it_is_invalidated() {
     setting.tlb.invalidate(Some(one.root), 7);
     assert!(!setting.is_old(one));
     assert!(setting.tlb.take_stale().is_empty());
-    // Those of other tables stay.
+    // The entries of other tables stay.
     assert!(setting.is_old(other));
     setting.tlb.invalidate(None, 8);
     assert!(!setting.is_old(other) && !setting.is_old(one));
@@ -91,7 +91,7 @@ fn the_tables_lead_if_no_one_wants_a_cache() {
     let one = setting.one;
     assert!(!setting.is_old(one));
     assert_eq!(setting.tlb.take_stale().len(), 1);
-    // It is told once: the new one is known then, of whatever size it is.
+    // It is reported once: then the TLB has the new translation, whatever its page size.
     assert!(!setting.is_old(one));
     assert!(setting.tlb.take_stale().is_empty());
     let entry = setting.board.entry(one.root, VA, 21);
@@ -134,7 +134,7 @@ fn a_page_of_another_size_does_not_hide_what_is_stale() {
     assert!(setting.is_old(one));
     setting.tlb.invalidate(Some(one.root), 7);
     assert_eq!(setting.place(one, VA + 8), Ok(Some(ram(8))));
-    // The last one is what is told, and not the larger one of before.
+    // The history reports the last page, and not the larger page before it.
     let told = setting.tlb.history(&one, VA + 8);
     assert!(told.starts_with("it was system 0x10000008"), "{told}");
 }
@@ -169,7 +169,7 @@ fn what_an_address_was_is_told_after_invalidations() {
     invalidate(&mut setting, one, 7);
     let there = "there at each invalidation, invalidated last in line 7";
     assert_eq!(since(&setting), there);
-    // What is still there was mapped when it was used first.
+    // A translation that is still mapped keeps the time of its first use.
     let first = |setting: &Setting| history(setting).split_once(" to ").unwrap().0.to_owned();
     let mapped = first(&setting);
     std::thread::sleep(std::time::Duration::from_micros(1));
@@ -181,7 +181,7 @@ fn what_an_address_was_is_told_after_invalidations() {
     invalidate(&mut setting, one, 10);
     let gone = "gone by line 9, invalidated last in line 10";
     assert_eq!(since(&setting), gone);
-    // A new mapping counts for itself, also if it leads to where the old one did.
+    // A new mapping starts a new history, even if it leads to the same place as the old one.
     setting.board.map(one.root, VA, 21, Place::vram(OLD), 0);
     assert!(setting.is_old(one));
     assert_ne!(first(&setting), mapped);

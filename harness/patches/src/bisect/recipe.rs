@@ -1,4 +1,4 @@
-//! The configurations of qemu/bisect.toml, and what a result depends on.
+//! The configurations of qemu/bisect.toml, and the inputs of a result.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub struct Configuration {
     #[serde(default)]
     pub llvm: bool,
     pub boot: Option<String>,
-    /// A kernel of qemu/kernels.toml, whose targets are built.
+    /// A kernel of qemu/kernels.toml. The build makes its targets.
     targets: Option<String>,
 }
 
@@ -32,19 +32,19 @@ pub fn read(root: &Path) -> Result<BTreeMap<String, Configuration>> {
     host::settings::read(&root.join("qemu/bisect.toml"))
 }
 
-/// All that a result depends on besides the tree.
+/// All inputs of a result besides the tree.
 pub struct Recipe<'a> {
     pub configuration: &'a Configuration,
     /// All its options.
     pub wanted: config::Options,
-    /// What is built instead of a kernel; nothing if one is.
+    /// The objects to build instead of a kernel. Empty for a kernel.
     pub objects: Vec<String>,
-    /// By what it is built and booted.
+    /// The tools that build and boot it.
     means: String,
 }
 
 impl Recipe<'_> {
-    /// What a result is good for.
+    /// A digest of all inputs of a result.
     pub fn key(&self, commit: &Commit) -> String {
         let Self {
             configuration,
@@ -58,7 +58,7 @@ impl Recipe<'_> {
 }
 
 impl Bisect<'_> {
-    /// What a configuration is, with all that it names.
+    /// Reads everything that a configuration names.
     pub(super) fn recipe<'b>(&'b self, configuration: &'b Configuration) -> Result<Recipe<'b>> {
         let root = &self.paths.root;
         let objects = match &configuration.targets {

@@ -1,38 +1,53 @@
-//! Results that a run leaves for the next one: bisect.json, and the table beside it.
+//! Stores results for the next run: bisect.json, and the table beside it.
 
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
 use super::{StepResult, table};
 use host::paths::Paths;
 
-/// A file of results in build/results, and in Documentation/.
+/// The name of a results file in build/results and in results/.
 pub fn file(scope: &str, end: &str) -> String {
     let dash = if scope.is_empty() { "" } else { "-" };
     format!("bisect{dash}{scope}.{end}")
 }
 
 /// All results.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StepResults {
+    #[serde(skip)]
     dir: PathBuf,
+    #[serde(skip)]
     scope: String,
-    /// The series that they are of.
+    /// The last run that added some of them.
     pub recorded: String,
     pub all: Vec<StepResult>,
 }
 
 impl StepResults {
+    /// Reads the results of runs on this machine. Before the first run, reads the recorded
+    /// ones.
     pub fn read(paths: &Paths, scope: &str) -> Self {
-        let text = fs::read_to_string(paths.known(&file(scope, "json"))).ok();
-        let all = text.and_then(|text| serde_json::from_str(&text).ok());
-        Self {
-            dir: paths.results(),
-            scope: scope.to_owned(),
-            recorded: String::new(),
-            all: all.unwrap_or_default(),
+        let name = file(scope, "json");
+        let (dir, here) = (paths.results(), paths.results().join(&name));
+        let is_here = here.is_file();
+        let file = if is_here {
+            here
+        } else {
+            paths.recorded().join(name)
+        };
+        let text = fs::read_to_string(file).ok();
+        let read: Option<Self> = text.and_then(|text| serde_json::from_str(&text).ok());
+        let mut read = read.unwrap_or_default();
+        for row in read.all.iter_mut().filter(|_| !is_here) {
+            row.recorded.get_or_insert(read.recorded.clone());
         }
+        let scope = scope.to_owned();
+        Self { dir, scope, ..read }
     }
 
     pub fn passed(&self, configuration: &str, number: usize, key: &str) -> bool {
@@ -64,7 +79,7 @@ impl StepResults {
         self.all
             .sort_by_key(|row| (row.configuration.clone(), row.number));
         fs::create_dir_all(&self.dir)?;
-        let json = serde_json::to_string_pretty(&self.all)?;
+        let json = serde_json::to_string_pretty(&self)?;
         fs::write(self.dir.join(file(&self.scope, "json")), json)?;
         let page = table::page(&self.all, &self.recorded);
         fs::write(self.dir.join(file(&self.scope, "md")), page)?;
@@ -92,19 +107,24 @@ mod tests {
         rows.put(row("i386", 1, None)).unwrap();
         assert_eq!(rows.all.len(), 2);
         assert!(rows.all.iter().all(StepResult::passed));
-        // A topic alone is another series: its patches have numbers of their own.
+        // A single topic is another series. Its patches have their own numbers.
         assert!(StepResults::read(&paths, "1-mm").all.is_empty());
 
-        // A clone goes on from what Documentation shows.
-        let shown = paths.root.join("Documentation");
-        fs::create_dir(&shown).unwrap();
-        fs::rename(
-            paths.results().join("bisect.json"),
-            shown.join("bisect.json"),
-        )
-        .unwrap();
+        // A clone continues from the recorded results and marks them.
+        rows.recorded = "Recorded on 1 May 2026.".to_owned();
+        rows.write().unwrap();
+        let page = || fs::read_to_string(paths.results().join("bisect.md")).unwrap();
+        assert!(!page().contains("(recorded)"), "{}", page());
+        let [here, there] = [paths.results(), paths.recorded()].map(|dir| dir.join("bisect.json"));
+        fs::create_dir(paths.recorded()).unwrap();
+        fs::rename(here, there).unwrap();
         let mut rows = StepResults::read(&paths, "");
         assert!(rows.passed("i386", 2, "k"));
+        rows.recorded = "Recorded on 2 May 2026.".to_owned();
+        rows.write().unwrap();
+        assert_eq!(page().matches("builds (recorded)").count(), 2, "{}", page());
+        let last = "are not of this run. Recorded on 1 May 2026.\n";
+        assert!(page().ends_with(last), "{}", page());
         rows.put(row("i386", 2, Some("error: no"))).unwrap();
         assert!(!StepResults::read(&paths, "").passed("i386", 2, "k"));
     }

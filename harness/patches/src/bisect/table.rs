@@ -1,4 +1,4 @@
-//! What `make bisect` prints: a table of all results, and what failed.
+//! The output of `make bisect`: a table of all results, and the failures.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use comfy_table::{Table, presets};
 use super::StepResult;
 use host::proc::indent;
 
-/// What the table says of itself.
+/// The introduction of the table.
 const HEAD: &str = "\
 # After each patch
 
@@ -18,9 +18,19 @@ builds the kernel without a new warning, and boots it, in each configuration of
 touches nothing that this configuration is built from.
 ";
 
-/// The table as a page. `recorded` says which series it is of.
+/// The table as a page. `recorded` names its series.
 pub fn page(rows: &[StepResult], recorded: &str) -> String {
     format!("{HEAD}\n{recorded}\n\n{}\n", table(rows))
+}
+
+/// A line for each other run that has results in the table.
+fn others(rows: &[StepResult]) -> String {
+    let others: BTreeSet<_> = rows
+        .iter()
+        .filter_map(|row| row.recorded.as_ref())
+        .collect();
+    let line = |other| format!("\n\nResults with \"(recorded)\" are not of this run. {other}");
+    others.into_iter().map(line).collect()
 }
 
 /// A line per patch, a column per configuration.
@@ -28,7 +38,7 @@ pub fn table(rows: &[StepResult]) -> String {
     let columns: BTreeSet<_> = rows.iter().map(|row| &row.configuration).collect();
     let patches: BTreeMap<_, _> = rows.iter().map(|row| (row.number, &row.subject)).collect();
     let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
+    table.load_style(presets::ASCII_MARKDOWN);
     let mut header = vec!["".to_owned(), "patch".to_owned()];
     header.extend(columns.iter().map(|name| (*name).clone()));
     table.set_header(header);
@@ -38,14 +48,14 @@ pub fn table(rows: &[StepResult]) -> String {
             let row = rows
                 .iter()
                 .find(|row| row.number == number && row.configuration == **name);
-            line.push(row.map_or("-", StepResult::word).to_owned());
+            line.push(row.map_or("-".to_owned(), StepResult::cell));
         }
         table.add_row(line);
     }
-    table.to_string()
+    format!("{table}{}", others(rows))
 }
 
-/// What failed, with what repeats it.
+/// The failures, each with the command that repeats it.
 pub fn failures(rows: &[StepResult], scope: &str, log: impl Fn(&StepResult) -> String) -> String {
     let comma = if scope.is_empty() { "" } else { "," };
     let failed = rows.iter().filter_map(|row| {
@@ -64,7 +74,17 @@ pub fn failures(rows: &[StepResult], scope: &str, log: impl Fn(&StepResult) -> S
 }
 
 impl StepResult {
-    /// The result in a few words.
+    /// The result for a table cell.
+    fn cell(&self) -> String {
+        let other = if self.recorded.is_some() {
+            " (recorded)"
+        } else {
+            ""
+        };
+        format!("{}{other}", self.word())
+    }
+
+    /// The result in one or two words.
     pub(super) fn word(&self) -> &'static str {
         match (self.passed(), self.booted) {
             (true, _) if self.as_before => "as before",

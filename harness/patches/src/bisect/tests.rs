@@ -15,10 +15,11 @@ pub fn row(configuration: &str, number: usize, trouble: Option<&str>) -> StepRes
         as_before: false,
         trouble: trouble.map(str::to_owned),
         seconds: 1,
+        recorded: None,
     }
 }
 
-/// Paths of a repository in that directory.
+/// Paths for a repository in that directory.
 pub fn paths(root: &Path) -> Paths {
     Paths {
         root: root.join("repo"),
@@ -29,8 +30,7 @@ pub fn paths(root: &Path) -> Paths {
     }
 }
 
-/// A kernel of four files: what it is made of warns, breaks and has options as a
-/// real one does.
+/// A kernel of four files. Like a real one, it can have warnings, errors and options.
 struct Toy {
     dir: tempfile::TempDir,
     paths: Paths,
@@ -48,12 +48,12 @@ vmlinux modules:
 	test ! -e broken || { echo 'a.c:1:1: error: broken'; false; }
 ";
 
-/// What the base warns of.
+/// The warning of the base.
 const KNOWN: &str = "a.c:3:1: warning: known\n";
 
 impl Toy {
-    /// Three patches: one is fine and adds an option, one warns anew, one breaks the
-    /// build.
+    /// Three patches: the first is fine and adds an option, the second has a new warning,
+    /// the third breaks the build.
     fn new() -> Self {
         Self::of(&[
             &[
@@ -119,7 +119,7 @@ impl Toy {
         }
     }
 
-    /// With all that its commits are booted by.
+    /// A toy with everything that booting its commits needs.
     fn that_boots() -> Self {
         let toy = Self::new();
         let root = &toy.paths.root;
@@ -181,7 +181,7 @@ fn each_patch_is_built_and_what_it_breaks_is_told() {
     let rows = toy.run(Some("toy/1"));
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].trouble, None, "a warning of the base has moved");
-    // The option is taken once a patch adds it.
+    // The option is set once a patch adds it.
     assert!(toy.config().contains("CONFIG_NEW=y"));
 
     let rows = toy.run(None);
@@ -192,7 +192,7 @@ fn each_patch_is_built_and_what_it_breaks_is_told() {
     let broken = rows[2].trouble.as_ref().unwrap();
     assert!(broken.contains("a.c:1:1: error: broken"), "{broken}");
 
-    // The page says which series it is of.
+    // The page names its series.
     let page = fs::read_to_string(toy.paths.results().join("bisect.md")).unwrap();
     assert!(page.contains("\n\nRecorded on "), "{page}");
 
@@ -217,7 +217,7 @@ fn what_has_passed_is_not_done_again() {
     assert!(!log.exists());
     toy.run(Some("2"));
     toy.run(Some("2"));
-    // Another configuration: what was found out is void.
+    // Another configuration makes the results invalid.
     let fragment = toy.paths.root.join("qemu/kernel/toy.config");
     fs::write(fragment, "CONFIG_OLD=y\n").unwrap();
     let rows = toy.run(Some("1"));
@@ -247,7 +247,7 @@ fn a_patch_to_what_is_not_read_leaves_all_as_it_was() {
             .join(format!("logs/build-bisect-toy.log.{number}"))
     };
     assert!(log(1).exists() && !log(2).exists());
-    // What is in the output directory is that of another patch.
+    // The output directory has the build of another patch.
     fs::remove_file(toy.paths.results().join("bisect.json")).unwrap();
     let rows = toy.run(Some("2"));
     assert!(!rows[0].as_before);
@@ -271,7 +271,7 @@ fn with_force_what_has_passed_is_done_again() {
     assert!(log.exists());
 }
 
-/// What a result of the first patch is good for, with `more` in its configuration.
+/// The key of a result of the first patch, with `more` in its configuration.
 fn key(toy: &Toy, more: &str) -> String {
     let text = format!("fragments = ['toy']\n{more}");
     let configuration: Configuration = toml::from_str(&text).unwrap();

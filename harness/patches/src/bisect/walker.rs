@@ -1,4 +1,4 @@
-//! Walks a configuration through the commits: builds each one, and boots it.
+//! Goes through the commits of a configuration: builds and boots each one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,24 +21,24 @@ use machine::logscan;
 use machine::vm::Boot;
 use plan::topology::{Kind, Models};
 
-/// Beginnings of what no kernel is made of, other than sources and options.
+/// Paths with these prefixes are not read by a build, except for sources and Kconfig files.
 const NOT_READ: [&str; 3] = ["Documentation/", "MAINTAINERS", "tools/testing/"];
 
-/// Ends of what is read only if Kbuild says so. Other files say what is built.
+/// Kbuild records which of these files it reads. Other files decide what is built.
 const SOURCES: [&str; 3] = [".c", ".h", ".rs"];
 
-/// A configuration on its way through the commits.
+/// Goes through the commits of one configuration.
 pub struct Walker<'a> {
     pub bisect: &'a Bisect<'a>,
     /// The configuration's name.
     pub name: &'a str,
     pub recipe: &'a Recipe<'a>,
-    /// Where it is built.
+    /// The output directory.
     pub output: &'a Path,
 }
 
 impl Walker<'_> {
-    /// Builds and boots those of the picked commits that have not passed yet.
+    /// Builds and boots the picked commits that have not passed yet.
     pub fn walk(&self, base: &Commit, picked: &[&Commit], rows: &mut StepResults) -> Result<()> {
         let Self {
             bisect,
@@ -54,7 +54,7 @@ impl Walker<'_> {
             return Ok(());
         }
         let known = self.base_warnings(base, &recipe.key(base))?;
-        // What is in the output directory, and is as it should be.
+        // The last commit in the output directory that passed.
         let mut built: Option<&Commit> = None;
         for commit in todo {
             let start = Instant::now();
@@ -67,6 +67,7 @@ impl Walker<'_> {
                 as_before: false,
                 trouble: None,
                 seconds: 0,
+                recorded: None,
             };
             if let Some(before) = built.filter(|before| before.number + 1 == commit.number)
                 && !self.reads_what_changes(before, commit)?
@@ -94,7 +95,7 @@ impl Walker<'_> {
         Mark(self.output.join("p2p-begun"))
     }
 
-    /// Warnings of the base, which is built first, and anew if it is another.
+    /// Warnings of the base. It is built first, and again if it changes.
     fn base_warnings(&self, base: &Commit, key: &str) -> Result<BTreeSet<String>> {
         let file = self.output.join("p2p-base.json");
         let kept = fs::read_to_string(&file).ok();
@@ -115,7 +116,7 @@ impl Walker<'_> {
         Ok(warnings)
     }
 
-    /// Whether the build of a commit has read anything that the next one changes.
+    /// Whether the build of a commit has read any file that the next commit changes.
     fn reads_what_changes(&self, before: &Commit, next: &Commit) -> Result<bool> {
         let tree = &self.bisect.builder.tree.dir;
         let diff = [
@@ -136,14 +137,14 @@ impl Walker<'_> {
             if how != "M" || !is_source {
                 return Ok(true);
             }
-            // By its name alone: a way to it may have `..` in it.
+            // Compare only the file name, because the recorded path may contain `..`.
             let name = file.rsplit('/').next().unwrap_or(file);
             sources.push(format!("/{name}"));
         }
         if sources.is_empty() {
             return Ok(false);
         }
-        // Kbuild notes all that an object is made of beside it.
+        // Beside each object, Kbuild records all files that it was made from.
         let mut grep = Command::new("grep");
         grep.args(["-rqF", "--include=.*.cmd"]);
         for source in sources {
@@ -178,7 +179,7 @@ impl Walker<'_> {
         Ok(())
     }
 
-    /// Builds a commit; gives what was warned of on the way.
+    /// Builds a commit. Returns the warnings.
     fn build(&self, commit: &Commit) -> Result<BTreeSet<String>> {
         let Bisect { paths, builder, .. } = self.bisect;
         let ui = builder.ui;
@@ -196,7 +197,7 @@ impl Walker<'_> {
             arch: self.recipe.configuration.arch.as_deref(),
             llvm: self.recipe.configuration.llvm,
         };
-        // What was built before an interruption warned then.
+        // Objects from an interrupted build showed their warnings then.
         let begun = self.begun();
         let mut found = BTreeSet::new();
         if begun.is_set() {
@@ -217,14 +218,14 @@ impl Walker<'_> {
         arguments.extend(targets.iter().map(String::as_str));
         let built = make.run(&arguments, &step);
         found.extend(warnings(&fs::read_to_string(make.log())?));
-        // A log of its own for each step, to look at later.
+        // Keeps a log for each step.
         log.push(format!(".{}", commit.number));
         fs::copy(make.log(), log)?;
         built?;
         Ok(found)
     }
 
-    /// What the kernel's make is asked for.
+    /// The targets for the kernel's make.
     fn targets(&self, source: &Path) -> Vec<String> {
         let image = match (
             self.recipe.objects.as_slice(),
@@ -233,7 +234,7 @@ impl Walker<'_> {
             ([], Some(_)) => "bzImage",
             ([], None) => "vmlinux",
             (objects, _) => {
-                // Some come with a later patch.
+                // A later patch adds some of the objects.
                 let there = objects.iter().filter(|object| has_source(source, object));
                 return there.cloned().collect();
             }
@@ -241,7 +242,7 @@ impl Walker<'_> {
         vec![image.to_owned(), "modules".to_owned()]
     }
 
-    /// Boots what was built; gives what went wrong.
+    /// Boots the built kernel. Returns the error, if there is one.
     fn boot(&self, commit: &Commit, topology: &str) -> Result<Option<String>> {
         let booter = self.bisect.booter;
         let name = format!("bisect/{}/{}", self.name, commit.number);
@@ -268,7 +269,7 @@ impl Walker<'_> {
     }
 }
 
-/// A file that is there while a step is not done.
+/// A file that exists while a step is not complete.
 struct Mark(PathBuf);
 
 impl Mark {
@@ -288,7 +289,7 @@ impl Mark {
     }
 }
 
-/// Whether a tree has what an object is made of, or a folder.
+/// Whether a tree has the source of an object, or a folder.
 fn has_source(tree: &Path, target: &str) -> bool {
     match target.strip_suffix(".o") {
         Some(object) => ["c", "rs"]

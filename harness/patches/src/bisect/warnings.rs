@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-/// What compilers, linker and modpost warn of, without line numbers, which
-/// every patch changes.
+/// The warnings of compilers, linker and modpost, without line numbers. Every patch
+/// changes line numbers.
 pub fn warnings(log: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut lines = log.lines().peekable();
@@ -13,7 +13,7 @@ pub fn warnings(log: &str) -> BTreeSet<String> {
             continue;
         }
         let mut text = without_numbers(line);
-        // rustc says where on the next line.
+        // rustc prints the location on the next line.
         if let Some(place) = lines
             .peek()
             .and_then(|next| next.trim().strip_prefix("--> "))

@@ -16,7 +16,7 @@ use kernel::build::{Builder, Make};
 use kernel::config;
 use results::report::Outcome;
 
-/// All of make's calls have them, so that none makes another's work anew.
+/// Every call of make has these, so that no call invalidates the work of another.
 const MODES: [&str; 4] = [
     "W=1",
     "C=2",
@@ -24,7 +24,7 @@ const MODES: [&str; 4] = [
     "CLIPPY_DRIVER=/usr/bin/clippy-driver",
 ];
 
-/// Touched files one by one, and the kernel's crates, with W=1, sparse and clippy.
+/// Builds the touched files and the kernel's crates with W=1, sparse and clippy.
 pub fn objects(
     checker: &Checker<'_>,
     builder: &Builder<'_>,
@@ -41,7 +41,7 @@ pub fn objects(
             Outcome::unless("objects", file, Some(trouble.to_owned()))
         })
         .collect();
-    // rust/ is built by `prepare`. With -k one message does not hide another.
+    // `prepare` builds rust/. With -k, one error does not hide another.
     let jobs = format!("-j{}", builder.jobs);
     let mut arguments = vec![jobs.as_str(), "-k"];
     arguments.extend(MODES);
@@ -61,7 +61,7 @@ pub fn objects(
     let mut about = checker.about(&said);
     for target in &targets {
         let object = folded(target);
-        // Of .c or .rs.
+        // The message may name the .c or the .rs file.
         let source = object.strip_suffix('o').unwrap_or(&object);
         let (of_it, others) = about
             .into_iter()
@@ -70,7 +70,7 @@ pub fn objects(
         let trouble = (!of_it.is_empty()).then(|| of_it.join("\n"));
         outcomes.push(Outcome::unless("objects", target, trouble));
     }
-    // Headers and the kernel's crates.
+    // The remaining messages are about headers and the kernel's crates.
     let trouble = match (about.is_empty(), result) {
         (_, Err(error)) => Some(format!("{error:#}")),
         (false, Ok(())) => Some(about.join("\n")),
@@ -84,8 +84,7 @@ pub fn objects(
     Ok(outcomes)
 }
 
-/// The kernel's make in `output`, with the configuration that checks want; `name` is
-/// that of its log.
+/// The kernel's make in `output`, with the configuration for checks. `name` names its log.
 fn configured<'a>(
     checker: &'a Checker<'_>,
     builder: &'a Builder<'_>,
@@ -113,9 +112,9 @@ fn configured<'a>(
     Ok(make)
 }
 
-/// What make is asked for to build these files, and those that it has no target for.
-/// `named`: targets that are not called as their files are. The modules of a crate
-/// come with its root; what is in rust/ and tools/ is built otherwise.
+/// The make targets for these files, and the files without a target. `named` lists targets
+/// whose names differ from their files'. The root of a crate builds all its modules. Files
+/// in rust/ and tools/ are built in another way.
 pub fn targets<'a>(
     tree: &Path,
     files: &[&'a str],
@@ -149,10 +148,10 @@ fn stem(file: &str) -> &str {
     file.rsplit_once('.').map_or(file, |(stem, _)| stem)
 }
 
-/// What make calls a file's object; nothing if it is part of another.
+/// The make target of a file's object. `None` if the file is part of another object.
 fn object(tree: &Path, file: &str) -> Option<String> {
     let object = format!("{}.o", stem(file));
-    // A folder may be the business of the one above.
+    // A folder's parent may build its objects.
     let named = Path::new(&object).ancestors().skip(1).any(|dir| {
         let name = Path::new(&object).strip_prefix(dir).ok();
         ["Makefile", "Kbuild"].iter().any(|makefile| {
@@ -164,7 +163,7 @@ fn object(tree: &Path, file: &str) -> Option<String> {
     named.then_some(object)
 }
 
-/// The documentation of the kernel's crates.
+/// Builds the documentation of the kernel's crates.
 pub fn rustdoc(checker: &Checker<'_>, builder: &Builder<'_>, step: &Step<'_>) -> Result<Outcome> {
     let output = checker.output();
     let make = configured(checker, builder, "check-rustdoc", &output, step)?;
@@ -185,7 +184,7 @@ pub fn rustdoc(checker: &Checker<'_>, builder: &Builder<'_>, step: &Step<'_>) ->
     Ok(Outcome::unless("rustdoc", "what is new", trouble))
 }
 
-/// Sphinx on the folders of the touched pages.
+/// Runs Sphinx on the folders of the touched pages.
 pub fn docs(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let mut folders = BTreeSet::new();
     for file in checker.touched(&[".rst"]) {
@@ -214,7 +213,7 @@ pub fn docs(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
             .arg("htmldocs");
         let (status, said, err) = output(&mut command)?;
         let mut about = checker.about(&format!("{said}{err}"));
-        // Pages of other folders are not there.
+        // References to pages in other folders cannot be resolved.
         about.retain(|line| !is_elsewhere(line));
         if !status.success() {
             about.push(err.trim_end().to_owned());
@@ -224,7 +223,7 @@ pub fn docs(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-/// A reference to a page that a build of one folder cannot know.
+/// Whether the message is about a page that a build of one folder cannot find.
 fn is_elsewhere(line: &str) -> bool {
     line.contains("unknown document: '/")
         || line.contains("unknown document: '../")

@@ -14,10 +14,10 @@ use host::proc::output;
 use kernel::series::{Fit, How, name};
 use results::report::Outcome;
 
-/// What body lines may have, as checkpatch counts.
+/// The width of body lines by checkpatch's rules.
 const WIDTH: usize = 75;
 
-/// `git am` of all patches to the base, in a work tree that holds only the files
+/// Applies all patches to the base with `git am`, in a work tree that only has the files
 /// they touch.
 pub fn am(checker: &Checker<'_>) -> Result<Outcome> {
     let tree = checker.tree;
@@ -29,7 +29,7 @@ pub fn am(checker: &Checker<'_>) -> Result<Outcome> {
     let scratch = tempfile::tempdir_in(checker.paths.build())?;
     let dir = scratch.path().join("am");
     let shown = dir.to_string_lossy();
-    // What an interrupted run left.
+    // Removes what an interrupted run left.
     ask(&tree.dir, &["worktree", "prune"])?;
     ask(
         &tree.dir,
@@ -65,7 +65,8 @@ fn apply(checker: &Checker<'_>, patches: &[PathBuf], dir: &Path) -> Result<Optio
     Ok((made != meant).then(|| "it applies, and gives another tree than the commits".to_owned()))
 }
 
-/// Each topic by itself, on those that it needs: whoever is sent it has no others.
+/// Checks each topic with only the topics that it needs, because its recipients have no
+/// others.
 pub fn topics(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let tree = checker.tree;
     let (dir, there) = (&tree.dir, &tree.found.patches);
@@ -77,13 +78,13 @@ pub fn topics(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     Ok(fits.iter().map(outcome).collect())
 }
 
-/// The kernel's own style check, on each patch. Who sends a patch signs it off:
-/// that is the one thing that may be missing. Whether MAINTAINERS covers a new
-/// file is a question it always asks.
+/// Runs the kernel's style check on each patch. The sender adds the sign-off, so that may
+/// be missing. checkpatch always asks whether MAINTAINERS covers a new file, so that
+/// message is ignored.
 pub fn checkpatch(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let series = &checker.series;
-    // A base out of a tar archive is one commit: those that messages name cannot
-    // be found there.
+    // A base from a tar archive is a single commit, so it lacks the commits that messages
+    // name.
     let (dir, base) = (&checker.tree.dir, &checker.tree.base);
     let parents = ask(dir, &["rev-list", "--parents", "-1", base])?;
     let ignored = if parents == *base {
@@ -97,7 +98,7 @@ pub fn checkpatch(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
         .args(["scripts/checkpatch.pl", "--strict", "--no-signoff"])
         .args(["--quiet", "--no-summary", "--terse"])
         .args(["--ignore", ignored])
-        // Its Python modules are the distribution's.
+        // Its Python modules come from the distribution.
         .env("PATH", "/usr/bin:/bin")
         .args(&series.patches);
     let (_, out, err) = output(&mut command)?;
@@ -113,13 +114,13 @@ pub fn checkpatch(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
         let trouble = (!of_it.is_empty()).then(|| of_it.join("\n"));
         outcomes.push(Outcome::unless("checkpatch", &name(patch), trouble));
     }
-    // What names no patch: it could not work, or looks at all of them.
+    // Messages without a patch: checkpatch failed, or they are about all patches.
     let trouble = (!said.is_empty()).then(|| said.join("\n"));
     outcomes.push(Outcome::unless("checkpatch", "checkpatch itself", trouble));
     Ok(outcomes)
 }
 
-/// What `b4 prep --check` and those who read patches expect of a mail.
+/// Checks what `b4 prep --check` and reviewers expect from a mail.
 pub fn mail(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let series = &checker.series;
     let prefix = &series.settings.subject_prefix;
@@ -145,7 +146,7 @@ pub fn mail(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-/// What is wrong with a mail.
+/// The errors in a mail.
 pub fn faults(text: &str, prefix: &str, number: usize, count: usize) -> Vec<String> {
     let mut faults = Vec::new();
     let message = text.split("\n---\n").next().unwrap_or_default();
@@ -170,7 +171,7 @@ pub fn faults(text: &str, prefix: &str, number: usize, count: usize) -> Vec<Stri
     if !body.lines().any(|line| line.starts_with("Assisted-by: ")) {
         faults.push("no Assisted-by:".to_owned());
     }
-    // As when an editor's template is taken for a part of the message.
+    // For example, an editor's template became part of the message.
     let last = body.trim_end().rsplit("\n\n").next().unwrap_or_default();
     if !last.lines().all(is_trailer) {
         faults.push("text comes after the trailers, or with them".to_owned());
@@ -193,7 +194,7 @@ fn is_trailer(line: &str) -> bool {
         })
 }
 
-/// Somebody must be asked about every patch.
+/// get_maintainer.pl must find somebody for every patch.
 pub fn maintainers(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let mut directory = Directory::of(checker.tree)?;
     let mut outcomes = Vec::new();
@@ -209,8 +210,8 @@ pub fn maintainers(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-/// codespell on messages and new lines; other lines are left empty, so that line
-/// numbers are those of the patch.
+/// Runs codespell on messages and new lines. Other lines are empty, so that line numbers
+/// match the patch.
 pub fn codespell(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let scratch = tempfile::tempdir_in(checker.paths.build())?;
     for patch in &checker.series.patches {
@@ -236,7 +237,7 @@ pub fn codespell(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
         let trouble = (!said.is_empty()).then(|| said.join("\n"));
         outcomes.push(Outcome::unless("codespell", &name, trouble));
     }
-    // 65: it found something.
+    // codespell exits with 65 if it finds something.
     let trouble = (!matches!(status.code(), Some(0 | 65))).then_some(err);
     outcomes.push(Outcome::unless("codespell", "codespell itself", trouble));
     Ok(outcomes)

@@ -1,12 +1,12 @@
-//! What compilers, sparse, clippy, kernel-doc, rustdoc and Sphinx write, and which
-//! of it is about what is new.
+//! The messages of compilers, sparse, clippy, kernel-doc, rustdoc and Sphinx, and which of
+//! them are about new lines.
 
 use std::collections::BTreeSet;
 
 use crate::diff::Diff;
 
-/// The messages that are about a line of the series: `file:line: text`, or text
-/// with ` --> file:line` below, as rustc writes them.
+/// The messages about a line of the series. Their form is `file:line: text`, or, for
+/// rustc, text with ` --> file:line` below.
 pub fn about(said: &str, added: &Diff) -> Vec<String> {
     let lines: Vec<_> = said.lines().collect();
     let mut found = Vec::new();
@@ -31,7 +31,7 @@ pub fn about(said: &str, added: &Diff) -> Vec<String> {
     found
 }
 
-/// `a/b/../c` as `a/c`, as Kbuild calls objects that are built from another folder.
+/// `a/b/../c` as `a/c`. Kbuild uses such names for objects that are built from another folder.
 pub fn folded(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -20,9 +21,11 @@ use results::report::Outcome;
 pub struct Config {
     /// Files with prose, as globs.
     pages: Vec<String>,
+    /// Rust files, as globs. Only their comments are read, and only for `phrases`.
+    comments: Vec<String>,
     /// Files that are written by this tool.
     generated: Vec<String>,
-    /// Checks of proselint that are not for us.
+    /// Checks of proselint that are turned off.
     off: Vec<String>,
     /// Phrases, each with what to write instead.
     phrases: BTreeMap<String, String>,
@@ -33,7 +36,7 @@ pub fn run(checker: &Checker<'_>, ui: &Ui) -> Result<Vec<Outcome>> {
     let config = &checker.settings.prose;
     let proselint = match setup::proselint(checker.paths, ui) {
         Ok(program) => program,
-        // Without a network nobody can read.
+        // Without a network, proselint cannot be installed.
         Err(error) => {
             let why = format!("{error:#}");
             return Ok(vec![Outcome::skipped("prose", "pages and messages", why)]);
@@ -74,21 +77,35 @@ pub fn run(checker: &Checker<'_>, ui: &Ui) -> Result<Vec<Outcome>> {
         let trouble = (!lines.is_empty()).then(|| lines.join("\n"));
         outcomes.push(Outcome::unless("prose", file, trouble));
     }
+    let mut lines = Vec::new();
+    for (file, text) in matching(&checker.paths.root, &config.comments)? {
+        let found = phrases(&comments(&text), &config.phrases).into_iter();
+        lines.extend(found.map(|(line, what)| format!("{file}:{line}: {what}")));
+    }
+    let trouble = (!lines.is_empty()).then(|| lines.join("\n"));
+    outcomes.push(Outcome::unless("prose", "comments", trouble));
     Ok(outcomes)
 }
 
-/// The prose of each file, by its path from the repository.
-fn texts(checker: &Checker<'_>, config: &Config) -> Result<BTreeMap<String, String>> {
-    let root = &checker.paths.root;
+/// The files that match these globs: their paths relative to `root`, and their contents.
+fn matching(root: &Path, globs: &[String]) -> Result<BTreeMap<String, String>> {
     let mut texts = BTreeMap::new();
-    for pattern in &config.pages {
+    for pattern in globs {
         for path in glob::glob(&root.join(pattern).to_string_lossy())? {
             let path = path?;
             let file = path.strip_prefix(root)?.to_string_lossy().into_owned();
-            if !config.generated.contains(&file) {
-                texts.insert(file, prose(&fs::read_to_string(&path)?));
-            }
+            texts.insert(file, fs::read_to_string(&path)?);
         }
+    }
+    Ok(texts)
+}
+
+/// The prose of each file, by its path relative to the repository.
+fn texts(checker: &Checker<'_>, config: &Config) -> Result<BTreeMap<String, String>> {
+    let mut texts = matching(&checker.paths.root, &config.pages)?;
+    texts.retain(|file, _| !config.generated.contains(file));
+    for page in texts.values_mut() {
+        *page = prose(page);
     }
     for patch in &checker.series.patches {
         let text = fs::read_to_string(patch)?;
@@ -97,8 +114,8 @@ fn texts(checker: &Checker<'_>, config: &Config) -> Result<BTreeMap<String, Stri
     Ok(texts)
 }
 
-/// A page without code and numbers, line by line, as proselint knows no Markdown. A heading is a
-/// sentence, and so is a cell of a table.
+/// A page without code and numbers, line by line, because proselint does not parse
+/// Markdown. A heading counts as a sentence, and so does a table cell.
 fn prose(page: &str) -> String {
     let is_digit = |character: char| character.is_ascii_digit();
     let mut in_code = false;
@@ -119,7 +136,20 @@ fn prose(page: &str) -> String {
     text
 }
 
-/// The message of a mail, line by line, without what is indented: tables and commands.
+/// The comments of a Rust file, line by line.
+fn comments(source: &str) -> String {
+    let mut text = String::new();
+    for line in source.lines() {
+        let line = line.trim_start();
+        if line.starts_with("//") {
+            text.push_str(line.trim_start_matches(['/', '!']).trim());
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The message of a mail, line by line, without indented lines, which are tables and commands.
 fn message(mail: &str) -> String {
     let mut in_body = false;
     let mut text = String::new();
@@ -136,7 +166,7 @@ fn message(mail: &str) -> String {
     text
 }
 
-/// What proselint found in a file, by line; none if it has not looked at it.
+/// proselint's messages about a file, by line. `None` if it has not checked the file.
 fn complaints(file: &Value) -> Option<Vec<(u64, String)>> {
     let found = file["diagnostics"].as_array()?;
     let complaint = |one: &Value| {
@@ -149,7 +179,7 @@ fn complaints(file: &Value) -> Option<Vec<(u64, String)>> {
     Some(found.iter().map(complaint).collect())
 }
 
-/// Phrases to avoid, by line. They may go on in the next line.
+/// Phrases to avoid, by line. A phrase may continue on the next line.
 fn phrases(text: &str, avoid: &BTreeMap<String, String>) -> Vec<(u64, String)> {
     let flat = text.to_lowercase().replace('\n', " ");
     let is_word = |character: char| character.is_alphanumeric() || character == '_';
@@ -176,6 +206,14 @@ mod tests {
     fn code_is_no_prose() {
         let page = "# 12 One\n`code` two\n    indented\n\n```\nfenced\n```\n| a | b |\n";
         assert_eq!(prose(page), "#  One.\n… two\n\n\n\n\n\n| a . b |\n");
+    }
+
+    #[test]
+    fn only_comments_of_a_source_are_prose() {
+        let source = "//! All\n/// but\n    // for one.\nlet but_for = \"but for\"; // but for\n";
+        assert_eq!(comments(source), "All\nbut\nfor one.\n\n");
+        let avoid = BTreeMap::from([("but for".to_owned(), "\"except\"".to_owned())]);
+        assert_eq!(phrases(&comments(source), &avoid).len(), 1);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Which topics apply to which kernels: the base, and others that Debian has. What is
-//! unpacked of those is the files that the series touches.
+//! Checks which topics apply to which kernels: the base, and other kernels in Debian. Of
+//! those, only the files that the series touches are unpacked.
 
 use std::fs;
 
@@ -18,13 +18,13 @@ use setup::source::{Archive, Source};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kernel {
-    /// `base`, `newest`, or a version: the newest of it.
+    /// `base`, `newest`, or a version, which means its newest kernel.
     pub name: String,
-    /// Topics that must apply, or be there; `*` for all.
+    /// Topics that must apply or already be there. `*` means all.
     pub required: Vec<String>,
 }
 
-/// What a kernel is called, and how each topic fits it.
+/// A kernel's name, and how each topic fits it.
 struct Column<'a> {
     kernel: &'a Kernel,
     name: String,
@@ -45,11 +45,11 @@ pub fn run(checker: &Checker<'_>, ui: &Ui) -> Result<Vec<Outcome>> {
         let (name, fits) = match &*kernel.name {
             "base" => of_base(checker)?,
             _ => match archive.newest(kernel.version(), |what| step.at(what)) {
-                // Of all, it is one of those before.
+                // The newest kernel of all may already have a column.
                 Ok(source) if columns.iter().any(|other| other.name == source.name()) => continue,
                 Ok(source) => (source.name(), of_source(checker, &source, &step)?),
                 Err(error) => {
-                    // That says nothing of the series.
+                    // A missing kernel is no failure of the series.
                     let why = format!("{error:#}");
                     outcomes.push(Outcome::skipped(TREES, &kernel.name, why));
                     continue;
@@ -104,7 +104,7 @@ impl Kernel {
         }
     }
 
-    /// What it is asked for; none if it is the newest of all.
+    /// The version to look for. `None` for the newest of all.
     fn version(&self) -> Option<&str> {
         (self.name != "newest").then_some(&*self.name)
     }
@@ -117,7 +117,7 @@ impl Kernel {
 }
 
 impl Column<'_> {
-    /// Of topics that must apply.
+    /// The outcomes for topics that must apply.
     fn outcomes(&self) -> impl Iterator<Item = Outcome> {
         let required = self
             .fits
@@ -132,7 +132,7 @@ impl Column<'_> {
 
 fn table(columns: &[Column<'_>]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
+    table.load_style(presets::ASCII_MARKDOWN);
     let names = columns.iter().map(|column| column.name.as_str());
     table.set_header(["topic"].into_iter().chain(names));
     let topics = columns.first().map_or(&[][..], |column| &column.fits);

@@ -1,4 +1,4 @@
-//! How often lines were run, and what that comes to for a series.
+//! How often each line ran, and the coverage of a series.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,17 +6,18 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use super::Unreached;
 use crate::diff::Diff;
 
-/// How often each line that has code was run, by file and number.
+/// How often each line with code ran, by file and number.
 #[derive(Debug, Default)]
 pub struct Lines(BTreeMap<String, BTreeMap<usize, u64>>);
 
 impl Lines {
-    /// Adds what `gcov --stdout` printed, of files in `tree`.
+    /// Adds the output of `gcov --stdout` for files in `tree`.
     pub fn add(&mut self, said: &str, tree: &Path) -> Result<()> {
         let mut file: Option<&mut BTreeMap<usize, u64>> = None;
         for line in said.lines() {
@@ -35,11 +36,11 @@ impl Lines {
                 }
                 continue;
             }
-            // Lines without code have none.
+            // Lines without code have no count.
             if count == "-" {
                 continue;
             }
-            // An asterisk marks lines of which a part was not run.
+            // An asterisk means that a part of the line did not run.
             let count = match count.trim_end_matches('*') {
                 "#####" | "=====" => 0,
                 count => count.parse().with_context(|| line.to_owned())?,
@@ -52,13 +53,13 @@ impl Lines {
         Ok(())
     }
 
-    /// Adds how often the code of a line was run.
+    /// Adds a count to a line.
     pub fn see(&mut self, file: &str, number: usize, count: u64) {
         let file = self.0.entry(file.to_owned()).or_default();
         *file.entry(number).or_default() += count;
     }
 
-    /// The lines that the series adds to `files`, as a tracefile of lcov.
+    /// The lines that the series adds to `files`, in lcov's tracefile format.
     pub fn tracefile(&self, added: &Diff, files: &[&str]) -> String {
         let mut text = String::new();
         for file in files {
@@ -82,19 +83,21 @@ impl Lines {
     }
 }
 
-/// What the tests reach of the series.
+/// The coverage of the series.
 #[derive(Debug, Serialize)]
 pub struct Summary {
+    /// The run with these counts, in words.
+    pub recorded: String,
     files: Vec<File>,
-    /// Reasons that nothing needs.
+    /// Reasons that match no unreached line.
     needless: Vec<String>,
 }
 
-/// What they reach of a file.
+/// The coverage of a file.
 #[derive(Debug, Serialize)]
 struct File {
     file: String,
-    /// Diff lines that have code; nothing if the file was not in the kernel.
+    /// The number of added lines with code. `None` if the file was not in the kernel.
     lines: Option<usize>,
     reached: usize,
     unreached: Vec<Line>,
@@ -111,7 +114,7 @@ struct Line {
 }
 
 impl Summary {
-    /// Looks at the lines that the series adds to `files`.
+    /// Computes the coverage of the lines that the series adds to `files`.
     pub fn new(
         lines: &Lines,
         added: &Diff,
@@ -139,7 +142,7 @@ impl Summary {
             let text: Vec<_> = text.lines().collect();
             let mut reached = 0;
             let mut unreached = Vec::new();
-            // What comes right after a line that is not reached is not, as it is not.
+            // A line right after an unreached line is unreached for the same reason.
             let mut before = None;
             for (number, count) in counts
                 .iter()
@@ -168,12 +171,13 @@ impl Summary {
         }
         let needless = needless(reasons, &summary);
         Ok(Self {
+            recorded: String::new(),
             files: summary,
             needless,
         })
     }
 
-    /// Whether there is a reason for everything that is not reached.
+    /// Whether every unreached line and file has a reason.
     pub fn is_explained(&self) -> bool {
         self.files.iter().all(|file| {
             (file.lines.is_some() || file.reason.is_some())
@@ -183,7 +187,13 @@ impl Summary {
 
     /// In Markdown.
     pub fn tables(&self) -> String {
-        let mut text = "| file | added lines of code | reached | |\n|---|---|---|---|\n".to_owned();
+        let mut table = Table::new();
+        table.load_style(presets::ASCII_MARKDOWN);
+        table.set_header(["file", "added lines of code", "reached", ""]);
+        let mut add = |file: &str, lines: usize, reached: usize| {
+            let (lines, share) = (lines.to_string(), share(reached, lines));
+            table.add_row([file, &lines, &reached.to_string(), &share]);
+        };
         let (mut all, mut reached) = (0, 0);
         for file in &self.files {
             let Some(lines) = file.lines.filter(|lines| *lines > 0) else {
@@ -191,19 +201,10 @@ impl Summary {
             };
             all += lines;
             reached += file.reached;
-            let _ = writeln!(
-                text,
-                "| {} | {lines} | {} | {} |",
-                file.file,
-                file.reached,
-                share(file.reached, lines)
-            );
+            add(&file.file, lines, file.reached);
         }
-        let _ = writeln!(
-            text,
-            "| all | {all} | {reached} | {} |",
-            share(reached, all)
-        );
+        add("all", all, reached);
+        let mut text = format!("{table}\n");
         let unknown = || "**no reason is known**".to_owned();
         let mut absent = BTreeMap::<_, Vec<_>>::new();
         let mut missed = BTreeMap::<_, Vec<_>>::new();
@@ -254,8 +255,8 @@ fn reason(reasons: &[Unreached], file: &str, line: Option<&str>) -> Option<Strin
     found.map(|reason| reason.reason.clone())
 }
 
-/// Reasons for lines that are all reached, or are gone. Some are for what rarely happens, and
-/// needed at another time.
+/// Reasons without an unreached line. Some are for lines that rarely run, so a later run
+/// may need them.
 fn needless(reasons: &[Unreached], files: &[File]) -> Vec<String> {
     let is_missed = |reason: &Unreached, part: &str| {
         files.iter().any(|file| {
@@ -272,7 +273,7 @@ fn needless(reasons: &[Unreached], files: &[File]) -> Vec<String> {
     needless
 }
 
-/// A listing for people: the lines that are not reached, by reason.
+/// A listing of the unreached lines by reason, for people.
 fn listing(by_reason: &BTreeMap<String, Vec<String>>) -> String {
     let mut text = String::new();
     for (reason, lines) in by_reason {

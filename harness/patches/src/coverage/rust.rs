@@ -1,6 +1,6 @@
-//! Which lines of Rust a machine has run. Rust has no counters in the kernel, but
-//! QEMU can log the code that it translates, which is what is about to run, and the
-//! line table says which lines that is from.
+//! Finds the Rust lines that a machine has run. Rust has no counters in the kernel, but
+//! QEMU can log the code that it translates right before it runs. The line table maps that
+//! code to lines.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -14,7 +14,7 @@ use super::lines::Lines;
 use host::proc::capture;
 use machine::vm::trace::KERNEL;
 
-/// Where instructions are that a machine has run, in order.
+/// The sorted addresses of the instructions that a machine has run.
 pub struct Executed(Vec<u64>);
 
 impl Executed {
@@ -34,7 +34,7 @@ impl Executed {
         Ok(Self(all))
     }
 
-    /// Whether one of the instructions there has run.
+    /// Whether an instruction in this range has run.
     fn any(&self, start: u64, len: u64) -> bool {
         let at = self.0.partition_point(|address| *address < start);
         self.0
@@ -42,8 +42,8 @@ impl Executed {
             .is_some_and(|address| *address < start.saturating_add(len))
     }
 
-    /// Adds the lines of `files`, in a tree, that an image has code of: the kernel, or
-    /// a module that [`place`] has put where it was.
+    /// Adds the lines of `files` in a tree for which an image has code. The image is the
+    /// kernel, or a module that [`place`] has linked to its address.
     pub fn count(
         &self,
         image: &Path,
@@ -59,7 +59,7 @@ impl Executed {
             .map_err(wrong)?;
         for (start, len, _) in all {
             let reached = self.any(start, len);
-            // The line, and those that it is inlined at.
+            // The line, and the lines that it is inlined into.
             let mut frames = loader.find_frames(start).map_err(wrong)?;
             while let Some(frame) = frames.next().map_err(|err| wrong(err.into()))? {
                 if let Some((file, line)) = frame.location.and_then(|at| files.find(&at)) {
@@ -71,7 +71,7 @@ impl Executed {
     }
 }
 
-/// Files that count, each with whether its lines have statements.
+/// The files to count, and for each line whether it has a statement.
 struct Files<'a>(Vec<(&'a str, Vec<bool>)>);
 
 impl<'a> Files<'a> {
@@ -87,14 +87,14 @@ impl<'a> Files<'a> {
         let path = Path::new(location.file?);
         let line = usize::try_from(location.line?).ok()?;
         let (file, lines) = self.0.iter().find(|(file, _)| path.ends_with(file))?;
-        // Line 0 is the compiler's own.
+        // The compiler uses line 0 for its own code.
         let counts = *lines.get(line.checked_sub(1)?)?;
         counts.then_some((*file, line))
     }
 }
 
-/// Whether a line is more than a function's head or the end of a block, which have
-/// code also where all the rest is inlined somewhere else.
+/// Whether a line is more than a function's head or the end of a block. Those have code
+/// even if the rest is inlined elsewhere.
 fn has_statement(line: &str) -> bool {
     let line = line.trim();
     let is_end = line.starts_with('}') && !line.contains(char::is_alphanumeric);
@@ -109,8 +109,8 @@ fn address(line: &[u8]) -> Option<u64> {
     u64::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// Links a module to where a machine has loaded it. Only its `.text` counts; where
-/// the rest would be matters as little as what the kernel exports.
+/// Links a module to the address where a machine has loaded it. Only its `.text` counts.
+/// The other sections and the kernel's exports do not matter.
 pub fn place(module: &Path, text: &str, placed: &Path) -> Result<()> {
     let address = text.trim_start_matches("0x");
     capture(

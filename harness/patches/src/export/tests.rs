@@ -13,7 +13,7 @@ const SETTINGS: &str = "subject_prefix = 'RFC PATCH'\nbase_commit = 'abcd'\n\
     [[mirror]]\nfrom = 'rust/kernel/'\nto = 'rust/kernel/'\n\
     [[mirror]]\nfrom = 'drivers/test/'\nto = 'rust/drivers/'\nkeep = ['README.md']\n";
 
-/// A repository with an exported series of two topics: two commits, and one.
+/// A repository with an exported series of two topics, with two commits and one.
 struct Scene {
     dir: tempfile::TempDir,
 }
@@ -123,8 +123,10 @@ fn an_export_leaves_no_drift() {
 fn the_cover_letter_is_a_mail() {
     let scene = Scene::new();
     let mail = scene.get("patches/1-mm/0000-cover-letter.txt");
+    let head = "From: A <a@example.org>\nDate: ";
+    assert!(mail.contains(head), "{mail}");
     assert!(
-        mail.contains("\nSubject: [RFC PATCH 0/2] mm: all of it\n"),
+        mail.contains("\nSubject: [RFC PATCH 0/2] mm: all of it\nMIME-Version: 1.0\n"),
         "{mail}"
     );
     assert!(
@@ -137,6 +139,33 @@ fn the_cover_letter_is_a_mail() {
         patch.contains("Subject: [RFC PATCH 1/2] mm: change"),
         "{patch}"
     );
+}
+
+#[test]
+fn the_cover_letter_may_have_any_text_and_leaves_no_branch() {
+    let scene = Scene::new();
+    let text = "# test: it\n\nTests – größer.\n\n*** BLURB ***\n";
+    scene.put("patches/2-test/cover-letter.md", text);
+    write(&scene.root(), &scene.tree(), &scene.series()).unwrap();
+    let mail = scene.get("patches/2-test/0000-cover-letter.txt");
+    assert!(
+        mail.contains("\nSubject: [RFC PATCH 0/1] test: it\n"),
+        "{mail}"
+    );
+    let body = "\n\nTests – größer.\n\n*** BLURB ***\n\nA (1):\n  test: add\n\n";
+    assert!(mail.contains(body), "{mail}");
+    assert_eq!(mail.matches("charset=UTF-8").count(), 1, "{mail}");
+    let branches = ask(&scene.tree_dir(), &["branch", "--format=%(refname:short)"]).unwrap();
+    assert_eq!(branches, "base\nseries");
+    // git declares UTF-8 if a commit needs it.
+    let amend = ["commit", "-q", "--amend", "-m", "test: grün"];
+    run_git(&scene.tree_dir(), &amend);
+    let settings = SETTINGS.replace("test: add", "test: grün");
+    scene.put("patches/series.toml", &settings);
+    write(&scene.root(), &scene.tree(), &scene.series()).unwrap();
+    let mail = scene.get("patches/2-test/0000-cover-letter.txt");
+    assert!(mail.contains("  test: grün\n"), "{mail}");
+    assert_eq!(mail.matches("charset=UTF-8").count(), 1, "{mail}");
 }
 
 #[test]
@@ -185,7 +214,7 @@ fn the_cover_letter_says_what_a_topic_is_based_on() {
     }
     assert!(mail.ends_with(&wanted), "{mail}\n{wanted}");
 
-    // Not known here, but to those who have that tree.
+    // This tree does not have the base commit, but recipients do.
     let settings = SETTINGS.replace("base_commit = 'abcd'\n", "");
     scene.put("patches/series.toml", &settings);
     write(&scene.root(), &scene.tree(), &scene.series()).unwrap();
@@ -231,7 +260,7 @@ fn a_cover_letter_without_a_body_is_refused() {
     assert!(drift(&scene.root(), &scene.tree(), &scene.series()).is_err());
 }
 
-/// As get_maintainer.pl is called, and says; it notes that it was asked.
+/// A fake get_maintainer.pl. It records each call.
 const ASKED: &str = r#"
 open my $log, '>>', 'asked' or die; print $log 'x';
 open my $list, '<', $ARGV[1] or die;
@@ -267,7 +296,7 @@ fn the_cover_letter_goes_to_maintainers_and_lists() {
             .contains("To:")
     );
 
-    // Each patch is asked about once, until somebody else maintains it.
+    // The script runs once for each patch, until MAINTAINERS changes.
     let asked = || fs::read_to_string(dir.join("asked")).unwrap().len();
     assert_eq!(scene.drift(), Vec::<String>::new());
     assert_eq!(asked(), 3);

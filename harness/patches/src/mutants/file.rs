@@ -16,28 +16,28 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// A defect, and what should notice it.
+/// A defect, and the tests that should notice it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Mutant {
     /// The file's name, without `.diff`.
     pub name: String,
     /// The file.
     pub path: PathBuf,
-    /// All of the file.
+    /// The whole content of the file.
     pub text: String,
     /// What the defect breaks.
     pub breaks: String,
     /// Selftests to run.
     pub programs: Vec<String>,
-    /// The topology that those are run in.
+    /// The topology for the selftests.
     pub topology: Option<String>,
-    /// Arguments of the model that is the NIC of parallel machines.
+    /// Arguments for the NIC model of parallel machines.
     pub connectx: Vec<String>,
-    /// More arguments of the model that is the GPU, where it is one.
+    /// More arguments for the GPU model, if the GPU is one.
     pub pascal: Vec<String>,
     /// KUnit tests to run.
     pub kunit: Option<String>,
-    /// Parts of names of tests.
+    /// Parts of the names of the tests that should notice it.
     pub expect: Vec<String>,
     /// The first file that it changes.
     pub changes: String,
@@ -89,7 +89,7 @@ impl Mutant {
     }
 }
 
-/// A selftest, and the machine that it is run in.
+/// A selftest, and the machine that it runs in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TestRun {
     /// `folder/program` and its arguments.
@@ -102,7 +102,7 @@ pub struct TestRun {
     pub pascal: Vec<String>,
 }
 
-/// What is run in one go: each program, with what it is run with.
+/// The tests of one run: each program, with its machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tests {
     /// Selftests.
@@ -140,8 +140,8 @@ pub fn all_tests(mutants: &[&Mutant]) -> Tests {
     }
 }
 
-/// All files, those side by side that change the same file: after one of them
-/// the next one's build is short.
+/// Reads all files. Mutants that change the same file are neighbours, because the next
+/// build is then short.
 pub fn read_all(dir: &Path) -> Result<Vec<Mutant>> {
     let mut mutants = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {

@@ -1,34 +1,36 @@
-//! What is known of mutants: kept as JSON, told as a table.
+//! The known results of mutants, as JSON and as a table.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::{fmt, fs};
 
 use anyhow::{Context, Result};
+use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
 use super::file::Mutant;
 
-/// How a mutant ended.
+/// The result of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "end")]
 pub enum MutantOutcome {
     /// Tests failed.
     Caught {
-        /// Their names, those first that were expected to.
+        /// The names of the tests, expected ones first.
         by: Vec<String>,
-        /// Whether one of them was expected to.
+        /// Whether a test that was expected to fail did so.
         as_expected: bool,
     },
-    /// No test failed: one is missing.
+    /// No test failed, so a test is missing.
     Survived,
-    /// The compiler notices: that says nothing about the tests.
+    /// The compiler rejects the defect. That proves nothing about the tests.
     DoesNotBuild {
-        /// What it says.
+        /// The compiler's message.
         why: String,
     },
-    /// The series has changed.
+    /// The series has changed, and the diff no longer applies.
     DoesNotApply {
-        /// What git says.
+        /// git's message.
         why: String,
     },
 }
@@ -55,24 +57,27 @@ impl fmt::Display for MutantOutcome {
     }
 }
 
-/// What is known of a mutant.
+/// The known result of a mutant.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MutantResult {
     /// Its name.
     pub name: String,
     /// Changes when the series or the mutant does.
     pub key: String,
-    /// How it ended.
+    /// The result.
     #[serde(flatten)]
     pub end: MutantOutcome,
     /// How long its kernel took to build.
     pub build_seconds: u64,
     /// How long its tests took.
     pub test_seconds: u64,
+    /// The run with this result, if it was another run somewhere else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorded: Option<String>,
 }
 
 impl MutantResult {
-    /// What is known so far.
+    /// A new result.
     pub fn new(name: &str, end: MutantOutcome) -> Self {
         Self {
             name: name.to_owned(),
@@ -80,21 +85,25 @@ impl MutantResult {
             end,
             build_seconds: 0,
             test_seconds: 0,
+            recorded: None,
         }
     }
 }
 
-/// All that is known.
+/// All known results.
 #[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Record {
+    /// The last run that added some of them.
+    recorded: String,
     known: Vec<MutantResult>,
 }
 
-/// The file that has it.
+/// The file with the results.
 pub const JSON: &str = "mutants.json";
 const TABLE: &str = "mutants.md";
 
-/// What the table says of itself.
+/// The introduction of the table.
 const HEAD: &str = "\
 # Defects that a test must notice
 
@@ -105,8 +114,21 @@ the tests that should notice it.
 ";
 
 impl Record {
-    /// Reads what is known already.
-    pub fn read(file: &Path) -> Result<Self> {
+    /// Reads the results of runs on this machine. Before the first run, reads the recorded
+    /// ones.
+    pub fn read(here: &Path, recorded: &Path) -> Result<Self> {
+        let here = here.join(JSON);
+        if here.exists() {
+            return Self::read_file(&here);
+        }
+        let mut record = Self::read_file(&recorded.join(JSON))?;
+        for known in &mut record.known {
+            known.recorded.get_or_insert(record.recorded.clone());
+        }
+        Ok(record)
+    }
+
+    fn read_file(file: &Path) -> Result<Self> {
         if !file.exists() {
             return Ok(Self::default());
         }
@@ -115,14 +137,14 @@ impl Record {
             .with_context(|| format!("{}: remove it to begin anew", file.display()))
     }
 
-    /// Forgets mutants that are no more, and what was so in another series.
+    /// Drops results of deleted mutants, and of another series.
     pub fn keep(&mut self, key: impl Fn(&str) -> Option<String>) {
         self.known.retain(|known| {
             known.name == super::NONE || key(&known.name).as_ref() == Some(&known.key)
         });
     }
 
-    /// Whether that mutant, as it is now, was tested.
+    /// Whether there is a result for the mutant in its current form.
     pub fn knows(&self, name: &str, key: &str) -> bool {
         self.get(name).is_some_and(|known| known.key == key)
     }
@@ -131,41 +153,48 @@ impl Record {
         self.known.iter().find(|known| known.name == name)
     }
 
-    /// Takes the place of what was known of that mutant.
+    /// Adds a result, in place of an earlier one of the same mutant.
     pub fn add(&mut self, known: MutantResult) {
         self.known.retain(|before| before.name != known.name);
         self.known.push(known);
     }
 
-    /// Writes all of it, for programs and for people.
-    /// `recorded`: the series that it is of.
-    pub fn write(&self, dir: &Path, mutants: &[Mutant], recorded: &str) -> Result<()> {
+    /// Writes all results as JSON and as a table. `recorded` names the series.
+    pub fn write(&mut self, dir: &Path, mutants: &[Mutant], recorded: &str) -> Result<()> {
+        recorded.clone_into(&mut self.recorded);
         fs::create_dir_all(dir)?;
         fs::write(dir.join(JSON), serde_json::to_string_pretty(self)?)?;
         let (table, line) = (self.table(mutants), self.closing_line(mutants));
-        let text = format!("{HEAD}\n{recorded}\n\n{table}\n{line}\n");
+        let text = format!("{HEAD}\n{recorded}\n\n{table}\n\n{line}\n");
         fs::write(dir.join(TABLE), text)?;
         Ok(())
     }
 
     /// A table in Markdown.
     pub fn table(&self, mutants: &[Mutant]) -> String {
-        let mut text =
-            "| mutant | file | what it breaks | result |\n|---|---|---|---|\n".to_owned();
+        let mut table = Table::new();
+        table.load_style(presets::ASCII_MARKDOWN);
+        table.set_header(["mutant", "file", "what it breaks", "result"]);
         for mutant in mutants {
             let end = match self.get(&mutant.name) {
+                Some(known) if known.recorded.is_some() => format!("{} (recorded)", known.end),
                 Some(known) => known.end.to_string(),
                 None => "not run".to_owned(),
             };
+            table.add_row([&mutant.name, &mutant.changes, &mutant.breaks, &end]);
+        }
+        let known = mutants.iter().filter_map(|mutant| self.get(&mutant.name));
+        let others: BTreeSet<_> = known.filter_map(|known| known.recorded.as_ref()).collect();
+        let mut text = table.to_string();
+        for other in others {
             text.push_str(&format!(
-                "| {} | {} | {} | {end} |\n",
-                mutant.name, mutant.changes, mutant.breaks
+                "\n\nResults with \"(recorded)\" are not of this run. {other}"
             ));
         }
         text
     }
 
-    /// How many ended how.
+    /// How many mutants have each result.
     pub fn closing_line(&self, mutants: &[Mutant]) -> String {
         let count = |ends: fn(&MutantOutcome) -> bool| {
             let ends = |mutant: &&Mutant| self.get(&mutant.name).is_some_and(|k| ends(&k.end));
@@ -184,7 +213,7 @@ impl Record {
         )
     }
 
-    /// Whether each of these was caught.
+    /// Whether all of these mutants were caught.
     pub fn all_caught<'m>(&self, mut mutants: impl Iterator<Item = &'m Mutant>) -> bool {
         mutants.all(|mutant| {
             matches!(

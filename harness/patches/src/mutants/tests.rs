@@ -43,6 +43,28 @@ fn the_mutants_of_this_repository() {
     assert_eq!(diffs.len(), mutants.len(), "two are the same defect");
 }
 
+/// Each key must be the prefix of a program. Otherwise, after a rename, mutants would run
+/// on other devices unnoticed.
+#[test]
+fn each_key_of_a_table_is_of_a_program() {
+    let settings = settings(&root()).unwrap();
+    let mutants = file::read_all(&root().join("qemu/mutants")).unwrap();
+    let all = file::all_tests(&mutants.iter().collect::<Vec<_>>());
+    let mut names = Vec::from_iter(all.programs.iter().map(|run| run.program.clone()));
+    let kunit = mutants.iter().filter_map(|mutant| mutant.kunit.as_ref());
+    names.extend(kunit.map(|filter| format!("{KUNIT}{filter}")));
+    let keys = settings.load.keys().chain(settings.machine.keys());
+    let keys = keys
+        .chain(settings.prepare.keys())
+        .chain(settings.env.keys());
+    for key in keys
+        .chain(settings.pascal.keys())
+        .chain(settings.edu.keys())
+    {
+        assert!(names.iter().any(|name| name.starts_with(key)), "{key}");
+    }
+}
+
 #[test]
 fn programs_that_need_the_same_modules_share_a_machine() {
     let settings = settings(&root()).unwrap();
@@ -96,7 +118,7 @@ fn a_verbs_device_is_tested_in_parallel_machines_with_the_nic_that_the_mutant_wa
     assert_eq!(
         told,
         [
-            // It has another NIC, and runs once.
+            // This program has another NIC, and runs once.
             (Kind::Counting, &[][..], &[odp.to_owned()][..]),
             (Kind::Parallel, &[], &[verbs.to_owned()]),
             (Kind::Parallel, &memory, &[verbs.to_owned()]),
@@ -175,7 +197,7 @@ fn kunit_tests_that_are_modules_are_loaded() {
     assert_eq!(machine("mlx5_odp_p2p"), ["mlx5_odp_p2p_kunit"]);
     assert_eq!(machine("nouveau_window"), ["nouveau-kunit"]);
     assert!(machine("rust_gpu_window").is_empty());
-    // Without a defect all of them have to pass.
+    // Without a defect, all of these must pass.
     assert_eq!(machine("*"), ["mlx5_odp_p2p_kunit", "nouveau-kunit"]);
 }
 
@@ -253,8 +275,8 @@ fn only_what_was_caught_passes() {
 #[test]
 fn what_is_known_outlives_a_run_until_something_changes() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join(record::JSON);
-    let mut record = Record::read(&file).unwrap();
+    let (here, recorded) = (dir.path().join("here"), dir.path().join("recorded"));
+    let mut record = Record::read(&here, &recorded).unwrap();
     let mut known = MutantResult::new(
         "a",
         MutantOutcome::DoesNotBuild {
@@ -264,19 +286,25 @@ fn what_is_known_outlives_a_run_until_something_changes() {
     known.key = "1".to_owned();
     record.add(known);
     let said = "Recorded on 1 May 2026";
-    record.write(dir.path(), &[mutant("a")], said).unwrap();
-    let page = fs::read_to_string(dir.path().join("mutants.md")).unwrap();
+    record.write(&here, &[mutant("a")], said).unwrap();
+    let page = fs::read_to_string(here.join("mutants.md")).unwrap();
     assert!(
         page.contains(&format!("\n\n{said}\n\n| mutant |")),
         "{page}"
     );
-    let mut record = Record::read(&file).unwrap();
+    // A clone shows it as the result of another run.
+    let other = Record::read(&recorded, &here).unwrap();
+    let table = other.table(&[mutant("a")]);
+    let words = "DOES NOT BUILD (recorded)";
+    assert!(table.contains(words) && table.ends_with(said), "{table}");
+    let mut record = Record::read(&here, &recorded).unwrap();
+    assert!(!record.table(&[mutant("a")]).contains("recorded"));
     assert!(record.knows("a", "1"));
     assert!(!record.knows("a", "2"));
     assert!(!record.knows("b", "1"));
     record.keep(|name| (name == "a").then(|| "1".to_owned()));
     assert!(record.knows("a", "1"));
-    // Of another series, it is not shown either.
+    // A result of another series is dropped.
     record.keep(|_| Some("2".to_owned()));
     assert_eq!(
         record.closing_line(&[mutant("a")]).split(", ").last(),
@@ -284,12 +312,13 @@ fn what_is_known_outlives_a_run_until_something_changes() {
     );
 }
 
-/// A repository with the files that mutants' results depend on; what `of_running` reads is
-/// that of this one.
+/// A repository with the input files of mutants' results. `of_running` reads this
+/// repository's files.
 struct Fake {
     dir: tempfile::TempDir,
     topologies: Topologies,
     cc: Option<String>,
+    config: Option<PathBuf>,
 }
 
 const FILES: [&str; 5] = [
@@ -322,6 +351,7 @@ impl Fake {
             dir,
             topologies: Topologies::read(&root()).unwrap(),
             cc: None,
+            config: None,
         }
     }
 
@@ -354,7 +384,7 @@ impl Fake {
                 compiler: &kernel::compiler::Compiler {
                     llvm: None,
                     cc: self.cc.clone(),
-                    config: None,
+                    config: self.config.clone(),
                 },
                 jobs: 1,
             },
@@ -373,7 +403,7 @@ impl Fake {
     }
 }
 
-/// A program that may be asked whether it is QEMU.
+/// A program that can be asked whether it is QEMU.
 fn write(file: &Path, text: &str) {
     fs::create_dir_all(file.parent().unwrap()).unwrap();
     fs::write(
@@ -414,7 +444,17 @@ fn results_are_of_everything_that_they_depend_on() {
     assert_ne!(fake.inputs("series"), first);
     fake.cc = None;
     assert_eq!(fake.inputs("series"), first);
-    // The part of the tool that compares memory.
+    // The content of the CONFIG= file counts.
+    let config = fake.dir.path().join("my.config");
+    fs::write(&config, "CONFIG_KASAN=y\n").unwrap();
+    fake.config = Some(config.clone());
+    let with = fake.inputs("series");
+    assert_ne!(with, first);
+    fs::write(&config, "CONFIG_KASAN=n\n").unwrap();
+    assert_ne!(fake.inputs("series"), with);
+    fake.config = None;
+    assert_eq!(fake.inputs("series"), first);
+    // This part of the tool compares memory.
     let judge = fake.dir.path().join("harness/judge");
     fs::remove_file(&judge).unwrap();
     write(&judge.join("src/lib.rs"), "another");

@@ -25,17 +25,17 @@ fn the_plan_of_this_repository() {
                 || !job.spec.programs.is_empty()
                 || !job.spec.pyverbs.is_empty()
                 || !job.spec.commands.is_empty()
-                // Its NIC is a witness.
+                // A parallel job checks its NIC model as a witness.
                 || job.is_parallel(),
             "{} has nothing to do",
             job.name
         );
-        // Any reason will do where none is named.
+        // Without a list, a test may skip for any reason.
         let has_tests = !job.spec.programs.is_empty()
             || !job.spec.pyverbs.is_empty()
             || !job.spec.commands.is_empty();
         assert_eq!(job.spec.skips.is_some(), has_tests, "{}", job.name);
-        // How many tests there are is not written in what is ours.
+        // The number of tests is not known from our sources.
         let is_foreign = !job.spec.pyverbs.is_empty() || job.spec.kunit.is_some();
         assert!(
             job.spec.at_least.is_some() || !is_foreign,
@@ -60,7 +60,7 @@ fn the_plan_of_this_repository() {
             assert!(jobs.iter().any(|job| job.name == *name), "{name}");
         }
     }
-    // Every topology that has scenarios is judged.
+    // Every topology with scenarios has a demo job.
     let has_scenarios = |t: &&&crate::topology::Topology| !t.scenarios.is_empty();
     for topology in topologies.all().iter().filter(has_scenarios) {
         assert!(
@@ -126,7 +126,7 @@ fn one_test_of_a_program() {
     let cases = [
         ("p2pdma/a", "x", "p2pdma/a -t x"),
         ("p2pdma/a", "f.x", "p2pdma/a -r f.x"),
-        // What picks tests gives way, what excludes some stays and comes first.
+        // Options that pick tests are dropped. Options that exclude tests stay and come first.
         ("mm/a -f f -f g", "f.v.x", "mm/a -r f.v.x"),
         ("p/a -V runtime -t y -T z", "x", "p/a -V runtime -T z -t x"),
     ];

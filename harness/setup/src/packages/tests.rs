@@ -16,7 +16,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(root().join(name)).unwrap()
 }
 
-/// `name: word word`, by name.
+/// Parses lines of the form `name: word word`. Returns them by name.
 fn table(file: &str) -> Vec<(String, Vec<String>)> {
     read(&format!("harness/packages/{file}"))
         .lines()
@@ -31,7 +31,14 @@ fn table(file: &str) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-const DISTRIBUTIONS: [&str; 4] = ["debian-12", "debian-13", "ubuntu-24.04", "fedora-42"];
+/// Files named after a distribution and its version.
+fn distributions() -> Vec<String> {
+    let files = fs::read_dir(root().join("harness/packages")).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let names = Vec::from_iter(names.filter(|name| name.contains('-')));
+    assert!(names.iter().any(|name| name == "debian-12"), "{names:?}");
+    names
+}
 
 #[test]
 fn each_target_says_what_it_needs_and_each_role_has_packages() {
@@ -49,8 +56,8 @@ fn each_target_says_what_it_needs_and_each_role_has_packages() {
     assert!(has_line("test") && !has_line("clean"));
     let programs = read("harness/packages/programs");
     for role in targets.iter().flat_map(|(_, roles)| roles) {
-        for file in DISTRIBUTIONS {
-            if (role.as_str(), file) == ("browser", "ubuntu-24.04") {
+        for file in &distributions() {
+            if (role.as_str(), file.as_str()) == ("browser", "ubuntu-24.04") {
                 continue;
             }
             assert!(table(file).iter().any(|(name, _)| name == role), "{file}");
@@ -59,13 +66,13 @@ fn each_target_says_what_it_needs_and_each_role_has_packages() {
     }
 }
 
-/// A machine of which `need` sees what is made up here.
+/// A fake machine for `need`.
 struct Machine {
     dir: TempDir,
 }
 
 impl Machine {
-    /// Its distribution, who runs the script, and what is installed.
+    /// Sets its distribution, the user of the script, and the installed packages.
     fn new(distribution: &str, user: u32, installed: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let machine = Self { dir };
@@ -101,7 +108,7 @@ impl Machine {
         fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
     }
 
-    /// The exit status of `need`, and what it says.
+    /// Runs `need` and returns its exit status and output.
     fn need(&self, path: &str, arguments: &[&str]) -> (i32, String) {
         let path = format!("{}:{path}", self.dir.path().display());
         let (status, _, err) = output(
@@ -115,7 +122,7 @@ impl Machine {
         (status.code().unwrap(), err)
     }
 
-    /// The packages that were installed; none if there was no attempt.
+    /// The packages that `need` installed. Empty if it did not try.
     fn installed(&self) -> Vec<String> {
         let log = fs::read_to_string(self.path("log")).unwrap_or_default();
         let mut installs = log.lines().filter(|line| line.contains(" install "));
@@ -189,7 +196,7 @@ fn nobody_needs_to_be_root_if_everything_is_there() {
     let names = Vec::from_iter(packages.iter().map(String::as_str));
     let machine = Machine::new("debian-12", 1000, &names);
     assert_eq!(machine.need(SYSTEM, &["demo"]), (0, String::new()));
-    // Of its own packages only: `test` needs more.
+    // `system` covers only its own packages, and `test` needs more.
     assert_eq!(machine.need(SYSTEM, &["test"]).0, 2);
 }
 

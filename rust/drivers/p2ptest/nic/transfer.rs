@@ -196,8 +196,9 @@ impl<'a, 'bound> Transfer<'a, 'bound> {
                     self.stats.retries += 1;
                     continue;
                 }
-                // Maybe it is not about this page. Get as far as possible.
-                Err(_) if self.batch > 1 => {
+                // A page is not there, or must not be written. If it is not this one, get as far as
+                // possible. Other errors are not about a page: fewer of them are no way out.
+                Err(EFAULT | EPERM) if end - start > PAGE_SIZE => {
                     self.batch = 1;
                     continue;
                 }

@@ -126,6 +126,19 @@ static int part_fault_and_lock(struct rdma_part *part, unsigned long addr,
 	return np;
 }
 
+/*
+ * Can a page fault of some pages have failed because of one of them? That page
+ * is not there, or not even host memory can be mapped for DMA (-EFAULT); it must
+ * not be written (-EPERM); or it is not huge in a region that is (-EINVAL). Or
+ * somebody changes the region all the time (-EBUSY): one page is faulted faster.
+ * Other errors are not about a page, and fewer pages are no way out.
+ */
+static bool part_error_of_page(const struct rdma_part *part, int err)
+{
+	return err == -EFAULT || err == -EPERM || err == -EBUSY ||
+	       (err == -EINVAL && part->shift > PAGE_SHIFT);
+}
+
 /* DMA, if the device has the address: otherwise -EAGAIN. */
 static int part_dma(struct rdma_part *part, unsigned long addr, void *buf,
 		    size_t len, bool write)
@@ -170,8 +183,9 @@ int rdma_mr_copy(struct rdma_mr *mr, unsigned long addr, unsigned long end,
 		   (addr & PAGE_MASK) + (FAULT_BATCH << PAGE_SHIFT));
 	++*faults;
 	ret = part_fault_and_lock(part, addr, end - addr, write, true);
-	/* Maybe it is not about this page. Get as far as possible. */
-	if (ret < 0 && end > addr + len) {
+	/* If it is not about this page, get as far as possible. */
+	if (part_index(part, end - 1) > part_index(part, addr) &&
+	    part_error_of_page(part, ret)) {
 		++*faults;
 		ret = part_fault_and_lock(part, addr, len, write, true);
 	}

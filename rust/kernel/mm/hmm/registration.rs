@@ -52,6 +52,7 @@ use super::{
     Valid, //
 };
 use crate::{
+    current,
     device::{
         Bound,
         Device, //
@@ -72,7 +73,13 @@ use crate::{
         PAGE_SIZE, //
     },
     prelude::*,
-    sync::MutexGuard, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        MutexGuard, //
+    }, //
 };
 use core::ops::{
     Deref,
@@ -132,6 +139,10 @@ pub trait Ops: Sync {
     /// waits for a transfer, but not while the driver holds the lock. It may sleep until
     /// DMA is complete. It must not wait for anything else, not for a GPU either: see
     /// [`notifier::Ops::invalidate`].
+    ///
+    /// The lock is held, as by any other holder of a [`Guard`]. [`Registration::lock`],
+    /// [`Registration::close`] and dropping the registration wait for themselves here; lockdep
+    /// reports it. Only [`Registration::map`] has an error for that.
     fn revoke(&self, state: &mut Self::State, part: &Part<'_>);
 }
 
@@ -340,6 +351,25 @@ struct Inner<'bound, T: Ops> {
     /// The first address.
     start: usize,
     options: Options,
+    /// The address of the task that is in [`Ops::revoke`], or 0.
+    revoking: Atomic<usize>,
+}
+
+impl<'bound, T: Ops> Inner<'bound, T> {
+    /// As [`Table::revoke`]; meanwhile [`Self::is_revoking`] knows the task.
+    fn revoke(&self, table: &mut Table<'bound, T::State>, pages: Range<usize>) {
+        // The lock is held, so there is one such task at a time.
+        self.revoking.store(current!().as_ptr() as usize, Relaxed);
+        table.revoke(&self.driver, pages);
+        self.revoking.store(0, Relaxed);
+    }
+
+    /// Returns whether the calling task is in [`Ops::revoke`], and thus has the lock.
+    ///
+    /// Nobody else stores or clears the address of this task, so a race with others has no effect.
+    fn is_revoking(&self) -> bool {
+        self.revoking.load(Relaxed) == current!().as_ptr() as usize
+    }
 }
 
 impl<'bound, T: Ops> notifier::Ops for Inner<'bound, T> {
@@ -350,7 +380,7 @@ impl<'bound, T: Ops> notifier::Ops for Inner<'bound, T> {
         let first = (addrs.start - self.start) >> PAGE_SHIFT;
         let last = (addrs.end - 1 - self.start) >> PAGE_SHIFT;
 
-        table.revoke(&self.driver, first..last + 1);
+        self.revoke(table, first..last + 1);
     }
 }
 
@@ -379,9 +409,11 @@ impl<'bound, S> Deref for Guard<'_, 'bound, S> {
 
 /// A range of addresses of a process that a device may use.
 ///
-/// Dropping it closes it, and sleeps until revocations that are running have returned. It must
-/// therefore not be dropped with a lock held that [`Ops::revoke`] takes, nor from there. A driver
-/// that has to can [`close`](Self::close) it, and have it dropped by somebody else.
+/// Dropping it closes it, and sleeps until revocations that are running in the process have
+/// returned. It must therefore not be dropped with a lock held that [`Ops::revoke`] of any
+/// registration of the process takes, nor from there. [`close`](Self::close) waits only for
+/// revocations of the registration itself: a driver can call that, and have it dropped by somebody
+/// else.
 #[pin_data(PinnedDrop)]
 pub struct Registration<'bound, T: Ops> {
     #[pin]
@@ -437,6 +469,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
                 dev,
                 start: range.start,
                 options,
+                revoking: Atomic::new(0),
             };
             let lock = new_mutex!(table, "hmm::registration");
 
@@ -465,6 +498,8 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     }
 
     /// Takes the lock.
+    ///
+    /// Whoever has it already, which includes [`Ops::revoke`] of this registration, waits forever.
     pub fn lock(&self) -> Guard<'_, 'bound, T::State> {
         Guard(self.notifier.lock())
     }
@@ -474,7 +509,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     ///
     /// `mm` must be the address space of the registration. As long as the lock is held, no page
     /// moves, so this is the time to tell the device the addresses. What is mapped stays mapped
-    /// afterwards, until it is revoked.
+    /// afterwards, also after an error, until it is revoked.
     ///
     /// This must not be called with any lock held that [`Ops::revoke`] takes.
     ///
@@ -484,7 +519,8 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     /// - [`EPERM`]: another address space, or the process must not write to the memory.
     /// - [`EFAULT`]: there is no memory.
     /// - [`EBUSY`]: pages move all the time.
-    /// - [`EINTR`]: a fatal signal is pending.
+    /// - [`EDEADLK`]: [`Ops::revoke`] of this registration calls it.
+    /// - [`EINTR`]: not all pages are mapped, and the calling task has a fatal signal pending.
     /// - [`ESHUTDOWN`]: the registration is closed.
     /// - [`EIO`]: a page of host memory cannot be mapped for DMA.
     /// - [`ENOMEM`]: out of memory.
@@ -494,6 +530,9 @@ impl<'bound, T: Ops> Registration<'bound, T> {
         }
         if mm.as_raw() != self.mm().as_raw() {
             return Err(EPERM);
+        }
+        if self.notifier.is_revoking() {
+            return Err(EDEADLK);
         }
 
         let mut buf = None;
@@ -555,6 +594,11 @@ impl<'bound, T: Ops> Registration<'bound, T> {
         buf.reset();
         let mut rounds = 0;
         loop {
+            // A fault asks only if it has to wait. Here nothing is locked, and what is mapped so
+            // far is in the table.
+            if current!().fatal_signal_pending() {
+                return Err(EINTR);
+            }
             let faulted = self.notifier.fault(mm, addrs.clone(), &request, buf)?;
             let mut guard = self.notifier.lock();
             let refused = match faulted.validate(&mut guard) {
@@ -584,11 +628,16 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     ///
     /// Afterwards nothing is mapped, and [`Ops::revoke`] is not called any more. `'bound` may end
     /// when no [`Self::map`] runs any more.
+    ///
+    /// This takes the lock, so it must not be called from [`Ops::revoke`] of this registration, nor
+    /// with any lock held that [`Ops::revoke`] takes.
     pub fn close(&self) {
+        // From `Ops::revoke` this never returns. To return with pages still mapped would be worse:
+        // the caller may unbind the device next, or free the registration.
         let mut guard = self.notifier.lock();
         let pages = 0..guard.len();
 
-        guard.revoke(&self.notifier.driver, pages);
+        self.notifier.revoke(&mut guard, pages);
         guard.dma = None;
     }
 }

@@ -9,13 +9,13 @@ use crate::memory::Buffer;
 use crate::qp::{Ring, Srq};
 use crate::table::Table;
 
-/// log2 of the entries of a queue at most: events and completions,
-/// receive requests.
+/// Limits of log2 of a queue's entries: events and completions, receive
+/// requests.
 const LOG_ENTRIES: u32 = 22;
 const LOG_REQUESTS: u32 = 15;
-/// log2 of the bytes of a receive request.
+/// Limit of log2 of a receive request's bytes.
 const LOG_STRIDE: u32 = 12;
-/// Bytes of translations of all keys together: of 256 GiB in pages of 4 KiB.
+/// Limit of the bytes of all keys' translations: enough for 256 GiB in pages of 4 KiB.
 const TRANSLATIONS: usize = 1 << 29;
 
 impl Device {
@@ -29,7 +29,7 @@ impl Device {
         for (n, word) in mask.iter_mut().enumerate() {
             *word = l.event_bitmask.nth(n).get(input);
         }
-        // Eight bits, of which the driver's doorbell has no more.
+        // The doorbell has eight bits for the number.
         let eqn = (1..256).find(|eqn| !self.eqs.contains_key(eqn));
         let eqn = eqn.ok_or(Status::NoResources)?;
         let eq = Eq {
@@ -54,7 +54,7 @@ impl Device {
         let log_size = log(c.log_cq_size.get(context), LOG_ENTRIES)?;
         let stride = match c.cqe_sz.get(context) {
             0 => CQE,
-            // 128 bytes, and 64 that are padded to it.
+            // Entries of 128 bytes, and of 64 bytes padded to 128.
             1 | 2 => 2 * CQE,
             _ => return Err(Status::BadParam),
         };
@@ -81,8 +81,8 @@ impl Device {
         Ok(())
     }
 
-    /// Moderation changes when, not what, and is ignored. A queue that gets another buffer
-    /// goes on there: its last entry in the old one says so.
+    /// Resizes a completion queue: a last entry in the old buffer announces the new buffer. Other
+    /// changes are ignored: moderation only affects the time of events.
     pub(super) fn modify_cq(&mut self, input: &[u8]) -> Answer {
         let l = &self.l.modify_cq;
         let cqn = l.cqn.get(input) as u32;
@@ -97,8 +97,8 @@ impl Device {
         let page_size = c.log_page_size.get(context);
         let offset = c.page_offset.get(context);
         let buffer = buffer(input, l.pas, bytes, page_size, offset)?;
-        // What the driver has not read has to fit into both, with the entry that says so: the
-        // driver looks for that one, and does not return without it.
+        // The unread completions and the entry that announces the new buffer must fit into both
+        // buffers, because the driver loops until it finds that entry.
         let unread = self.unread(cq);
         if cq.is_broken || unread >= 1 << log_size || unread >= 1 << cq.log_size {
             return Err(Status::Outstanding);
@@ -133,7 +133,8 @@ impl Device {
         let context = slice(input, l.context, self.l.mkc.size)?.to_vec();
         let words = l.translations_octword_actual_size.get(input) as usize;
         let at = l.translations.byte();
-        // The implicit key of memory scheme says more than it gives: the rest is absent.
+        // In the memory scheme, the implicit key's count exceeds its list. Missing entries are
+        // absent.
         let given = input.get(at..).unwrap_or_default();
         let entries = &given[..given.len().min(words * 16)];
         if !self.has_room(entries.len()) {
@@ -192,7 +193,7 @@ impl Device {
         let srq = Srq {
             ring,
             pd: get(x.pd) as u32,
-            // The low part has no two lowest bits.
+            // The low part omits the two lowest bits.
             doorbell: get(x.db_record_addr_h) << 32 | get(x.db_record_addr_l) << 2,
             user_index,
             cqn: get(x.cqn) as u32,
@@ -246,20 +247,20 @@ impl Device {
         Ok(())
     }
 
-    /// Whether the keys may have this many bytes of translations more.
+    /// Whether the limit allows this many more bytes of translations.
     pub(crate) fn has_room(&self, more: usize) -> bool {
         let all = self.mkeys.values().map(|mkey| mkey.entries.len());
         all.sum::<usize>().saturating_add(more) <= TRANSLATIONS
     }
 }
 
-/// A logarithm that the driver has chosen.
+/// Checks a logarithm that the driver has chosen.
 pub(super) fn log(value: u64, most: u32) -> Result<u32, Status> {
     let value = u32::try_from(value).map_err(|_| Status::BadParam)?;
     (value <= most).then_some(value).ok_or(Status::BadParam)
 }
 
-/// A ring of receive requests that has no memory yet.
+/// A receive ring without a buffer yet.
 pub(super) fn ring(log_size: u64, log_stride: u64) -> Result<Ring, Status> {
     Ok(Ring {
         log_size: log(log_size, LOG_REQUESTS)?,
@@ -268,7 +269,7 @@ pub(super) fn ring(log_size: u64, log_stride: u64) -> Result<Ring, Status> {
     })
 }
 
-/// A structure inside of a command.
+/// A structure within a command.
 pub(super) fn slice(input: &[u8], at: Field, size: usize) -> Result<&[u8], Status> {
     input
         .get(at.byte()..at.byte() + size)
@@ -280,7 +281,7 @@ pub(super) fn slice_mut(out: &mut [u8], at: Field, size: usize) -> Result<&mut [
         .ok_or(Status::BadOutLength)
 }
 
-/// A list of numbers of 64 bits.
+/// A list of 64-bit numbers.
 pub(super) fn numbers(input: &[u8], field: Field, count: usize) -> Result<Vec<u64>, Status> {
     let room = input.len().saturating_sub(field.byte()) / 8;
     if count > room {
@@ -289,8 +290,8 @@ pub(super) fn numbers(input: &[u8], field: Field, count: usize) -> Result<Vec<u6
     Ok((0..count).map(|n| field.nth(n).get(input)).collect())
 }
 
-/// A queue of `bytes` bytes in the pages that a command lists. `log_page_size` counts
-/// from 4 KiB, `offset` 64ths of a page.
+/// The buffer for a queue of `bytes` bytes, in the pages that a command lists.
+/// `log_page_size` is relative to 4 KiB. `offset` is in units of 1/64 page.
 pub(super) fn buffer(
     input: &[u8],
     pas: Field,
@@ -298,8 +299,7 @@ pub(super) fn buffer(
     log_page_size: u64,
     offset: u64,
 ) -> Result<Buffer, Status> {
-    /// Larger pages are none that the driver has; with the offset, they would be more
-    /// bytes than a number can say.
+    /// The driver has no larger pages. With the offset, larger ones would overflow 64 bits.
     const LOG_LARGEST: u32 = 44;
     let page_shift = 12 + log(log_page_size, LOG_LARGEST)?;
     let offset = (offset & 63) << (page_shift - 6);

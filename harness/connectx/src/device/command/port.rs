@@ -1,12 +1,11 @@
-//! Commands about the port, and about who listens to multicast there.
+//! Commands of the port and of multicast groups.
 
 use super::{Answer, GUID, Status};
 use crate::device::{Device, Gid};
 
-/// What a driver may change of the port's capabilities: whether there is a communication
-/// manager.
+/// The port capability that a driver may change: whether there is a communication manager.
 const PORT_MAY_CHANGE: u64 = 1 << 16;
-/// Queue pairs in a multicast group.
+/// Limit of queue pairs in a multicast group.
 pub(crate) const MAX_MEMBERS: u64 = 8;
 
 impl Device {
@@ -36,7 +35,7 @@ impl Device {
         Ok(())
     }
 
-    /// A queue pair joins a multicast group. Nothing is sent to groups.
+    /// Adds a queue pair to a multicast group. The model sends nothing to groups.
     pub(super) fn join(&mut self, input: &[u8]) -> Answer {
         let (qpn, group) = self.group(input);
         if !self.qps.contains_key(&qpn) {

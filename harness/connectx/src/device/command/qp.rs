@@ -102,8 +102,7 @@ impl Device {
         }
     }
 
-    /// The commands that take a queue pair from one state to another; any other one is
-    /// not known.
+    /// Executes a command that changes a queue pair's state. Any other name is an error.
     pub(super) fn modify_qp(&mut self, name: &str, input: &[u8]) -> Answer {
         use State::{Err as Failed, Init, Reset, Rtr, Rts};
         let (from, to): (&[State], State) = match name {
@@ -148,8 +147,8 @@ impl Device {
         Ok(())
     }
 
-    /// The fields of the new context that count: those that the transition needs, and
-    /// those that its options name.
+    /// The fields to take from the new context: the transition's required fields, and the
+    /// fields that its options name.
     fn taken_over(&self, name: &str, options: u64) -> Vec<Field> {
         let q = &self.l.qpc;
         let o = &self.c.optpar;

@@ -1,4 +1,4 @@
-//! Mappings and keys, compared with models that are too simple to be wrong.
+//! Mappings and keys, compared with simple reference models.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::layout::Layouts;
 use crate::memory::{Memory, Refused};
 use crate::testing::Testbed;
 
-/// Addresses here are small; a unit is a byte.
+/// Size of the address space in bytes.
 const SPACE: u64 = 64;
 
 #[derive(Clone, Debug)]
@@ -56,10 +56,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What one address leads to.
+/// The translation of one address.
 #[derive(Clone, Copy)]
 struct Byte {
-    /// Of which mapping: those that overlap a new one go as a whole.
+    /// The mapping's number. A mapping that overlaps a new one is removed as a whole.
     mapping: usize,
     /// File and offset.
     to: Option<(usize, usize)>,
@@ -178,14 +178,14 @@ fn mappings_are_those_of_a_table_of_bytes() {
     });
 }
 
-/// A key of the reference: it says of each address what it leads to.
+/// A key of the reference model, which translates each address.
 #[derive(Clone, Debug)]
 enum Table {
-    /// Pages, of which some are absent or only to read.
+    /// Pages. Some are absent or read-only.
     Mtt { shift: u64, pages: Vec<(u64, u64)> },
-    /// Keys below, each for as many bytes as a page has.
+    /// Child keys, each for one page's size.
     Ksm { shift: u64, to: Vec<(usize, u64)> },
-    /// Keys below, each for so many bytes.
+    /// Child keys, each for its own number of bytes.
     Klm { to: Vec<(usize, u64, u64)> },
 }
 
@@ -234,7 +234,7 @@ enum End {
     Denied,
 }
 
-/// Where one byte is. Keys lead to keys with a lower number or, if `circles`, to any.
+/// The location of one byte. `depth`: the number of parent keys.
 fn byte(specs: &[Spec], key: usize, va: u64, write: bool, depth: u32) -> End {
     let spec = &specs[key];
     let Some(offset) = va
@@ -277,7 +277,7 @@ fn byte(specs: &[Spec], key: usize, va: u64, write: bool, depth: u32) -> End {
 
 #[test]
 fn keys_translate_as_a_walk_byte_by_byte_says() {
-    // Before a key that begins at 0 is the end of all addresses.
+    // A negative offset from a key at 0 wraps around to the end of the address space.
     let offset = prop_oneof![9 => 0..0x9000i64, 1 => -8..8i64];
     let access = (0..8usize, offset, 1..0x1000usize, any::<bool>());
     let input = (
@@ -286,7 +286,7 @@ fn keys_translate_as_a_walk_byte_by_byte_says() {
     );
     check(&input, |(specs, accesses)| {
         let mut bench = Testbed::new(Scheme::Transport).unwrap();
-        // Keys are known before they are made: their numbers follow each other.
+        // Key numbers are consecutive, so the keys are known before they are created.
         let first_number = bench.device.next_number + 1;
         let name = |n: usize| (first_number + (n % specs.len()) as u32) << 8 | crate::testing::LOW;
         let mode = bench.device.c.mode;
@@ -354,7 +354,7 @@ fn keys_translate_as_a_walk_byte_by_byte_says() {
     });
 }
 
-/// Keys that lead to themselves, with pages of one byte and lists of nothing.
+/// Keys that point to themselves, with pages of one byte and empty lists.
 #[test]
 fn circles_and_lists_of_nothing_come_to_an_end() {
     let entry = (

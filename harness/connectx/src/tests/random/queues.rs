@@ -1,4 +1,4 @@
-//! Requests in real queues: any bytes where a driver puts requests.
+//! Random bytes as requests in real queues.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::layout::Layouts;
 use crate::qp::{State, Wait};
 use crate::testing::{LOG_SEND, PAGE, Pair, TestQp, Testbed, structure};
 
-/// Pieces of requests that make sense, to be put together wrongly.
+/// Valid parts of requests, which the tests combine at random.
 #[derive(Clone, Debug)]
 enum Part {
     Remote(usize, u64),
@@ -44,8 +44,8 @@ fn part() -> impl Strategy<Value = Part> {
     ]
 }
 
-/// Where to begin in the ring, opcode, immediate, number of units of 16 bytes if it is a
-/// lie, and the parts.
+/// A request: the opcode's index, the index of the key in the immediate, a wrong count of
+/// 16-byte units if any, and the parts.
 type Request = (usize, usize, Option<u64>, Vec<Part>);
 
 fn request() -> impl Strategy<Value = Request> {
@@ -79,7 +79,7 @@ fn opcode(device: &Device, n: usize) -> u64 {
     known.get(n).copied().unwrap_or(n as u64)
 }
 
-/// Keys of all kinds: pages, some absent; keys of keys; a circle; one that is free.
+/// Keys of all kinds: pages, some absent; keys of keys; a loop; a free key.
 fn keys(bench: &mut Testbed) -> Vec<u32> {
     let at = bench.alloc(4 * PAGE);
     let c = bench.device.c.mode;
@@ -157,7 +157,7 @@ fn wqe(bench: &Testbed, keys: &[u32], qp: &TestQp, request: &Request) -> Vec<u8>
     all
 }
 
-/// All page faults are answered, with these answers in turn.
+/// Answers the page faults in order with these answers.
 fn answer(bench: &mut Testbed, errors: &[bool]) {
     for error in errors {
         let kind = bench.device.c.events.page_fault;
@@ -184,7 +184,7 @@ fn any_request_of_a_real_send_queue_is_carried_out_or_fails() {
         let mut bench = Testbed::new(scheme).unwrap();
         let mut pair = Pair::new(&mut bench);
         let keys = keys(&mut bench);
-        // Anywhere in the ring, so that requests go on at its begin.
+        // Start anywhere in the ring, so that requests wrap around.
         pair.a.posted = begin;
         bench.device.qps.get_mut(&pair.a.qpn).unwrap().sent = begin;
         for (key, va, len) in receives {
@@ -195,14 +195,14 @@ fn any_request_of_a_real_send_queue_is_carried_out_or_fails() {
             let bytes = wqe(&bench, &keys, &pair.a, request);
             let before = pair.a.posted;
             bench.post_bytes(&mut pair.a, &bytes);
-            // As the device, no more than a ring at once.
+            // The device executes no more than a whole ring at once.
             if pair.a.posted.wrapping_sub(before) <= 1 << LOG_SEND {
                 bench.settle();
             }
             answer(&mut bench, &answers);
         }
         bench.settle();
-        // All has completed, or its queue pair waits, or it retries.
+        // All requests have completed, or the queue pair waits or retries.
         let qp = &bench.device.qps[&pair.a.qpn];
         let is_done = qp.sent == qp.posted && qp.current.is_none();
         prop_assert!(is_done || qp.wait != Wait::No, "{:?}", qp.state);
@@ -228,7 +228,7 @@ fn any_request_of_a_real_send_queue_is_carried_out_or_fails() {
 
 #[test]
 fn any_bytes_in_the_queues_are_survived() {
-    // Up to 65535 requests that are flushed one by one take their time.
+    // Large counters are rare: flushing up to 65535 requests one by one is slow.
     let counter = || prop_oneof![199 => 0..40u16, 1 => any::<u16>()];
     let input = (bytes(1024), bytes(1024), counter(), counter(), 0..4u64);
     check(&input, |(sends, receives, posted, received, log_size)| {
@@ -246,7 +246,7 @@ fn any_bytes_in_the_queues_are_survived() {
             ..a.clone()
         });
         bench.settle();
-        // Neither is what the counters say any limit for a queue pair in error.
+        // A queue pair in error must not fail on such counters either.
         bench.modify("2ERR_QP", &b, &[]).unwrap();
         bench.settle();
         Ok(())
@@ -285,8 +285,8 @@ fn any_shared_receive_queue_is_survived() {
             bench.post(&mut a, opcode, 0, &[data]);
             bench.settle();
         }
-        // A list that leads out of the queue ends the one that follows it, unless that one
-        // still waits for a page.
+        // A list that leads out of the queue stops the queue pair that follows it, unless the
+        // queue pair still waits for a page.
         let srq = &bench.device.srqs[&(srqn as u32)];
         let sender = &bench.device.qps[&a.qpn];
         if srq.head >> 3 != 0 && sends > usize::from(srq.used) && posted != srq.used {

@@ -1,4 +1,4 @@
-//! Completion queues that get other buffers while requests complete.
+//! Resizes completion queues while requests complete.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -12,13 +12,13 @@ use crate::testing::{LOG_SEND, TestCq, TestQp, Testbed};
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// As many requests as there is room for, up to this number.
+    /// Post as many requests as fit, up to this number.
     Post { qp: usize, count: usize },
-    /// The device does so many steps.
+    /// The device runs this many steps.
     Run(usize),
-    /// The driver reads so many completions, or all that there are.
+    /// The driver reads up to this many completions.
     Poll(usize),
-    /// Another buffer, which begins `offset` times 64 bytes into its first page.
+    /// Resize into a new buffer, which begins `offset` times 64 bytes into its first page.
     Resize { log_size: u32, offset: u64 },
 }
 
@@ -36,11 +36,11 @@ struct Driver {
     bench: Testbed,
     cq: TestCq,
     qps: [TestQp; 2],
-    /// The consumer index that the device was told last.
+    /// The consumer index that the driver last reported to the device.
     told: u32,
-    /// Queue pair and number of each completion that was read.
+    /// Queue pair and number of each completion read.
     read: Vec<(u64, u64)>,
-    /// Buffers that the device has left, and what was in them then.
+    /// The old buffers, and their contents at the time of the resize.
     left: Vec<(u64, Vec<u8>)>,
 }
 
@@ -66,15 +66,15 @@ impl Driver {
         usize::from(self.qps[qp].posted)
     }
 
-    /// Requests of a queue pair whose completion was not read.
+    /// Number of requests of a queue pair whose completions are not read.
     fn due(&self, qp: usize) -> usize {
         let qpn = u64::from(self.qps[qp].qpn);
         let read = self.read.iter().filter(|(of, _)| *of == qpn);
         self.posted(qp) - read.count()
     }
 
-    /// Entries that are not free as long as the device is told nothing, now or once all
-    /// requests are done.
+    /// Number of entries in use once all requests are done, if the driver does not report a new
+    /// consumer index.
     fn held(&self) -> usize {
         self.due(0) + self.due(1) + (self.cq.consumed - self.told) as usize
     }
@@ -104,7 +104,7 @@ impl Driver {
         self.bench.device.l.cqe.op_own.get(&entry)
     }
 
-    /// Entries that the device has written and the driver has not given back.
+    /// Number of entries that the device has written and the driver has not released.
     fn unread(&self) -> usize {
         let all = self.cq.consumed..self.cq.consumed + (1 << self.cq.log_size);
         let new = all.take_while(|n| self.cq.is_owned(*n, self.last_byte(*n)));
@@ -115,7 +115,7 @@ impl Driver {
         let size = 1 << log_size;
         let is_refused = self.unread() >= size || self.unread() >= 1 << self.cq.log_size;
         if !is_refused && self.held() >= size {
-            // Requests on their way would overrun the queue, and rightly.
+            // The requests in flight would overrun the queue, which is correct.
             return Ok(());
         }
         let answer = self.bench.resize(&self.cq, log_size, offset);
@@ -127,9 +127,9 @@ impl Driver {
         self.move_to(answer.unwrap())
     }
 
-    /// As `mlx5_cq_resize_copy_cqes()` of libmlx5: what was not read comes one entry later
-    /// in the new buffer, since the entry that ends the old one counts. The device is not
-    /// told before the next completion is read.
+    /// Moves the unread completions as `mlx5_cq_resize_copy_cqes()` of libmlx5 does: one entry
+    /// later in the new buffer, since the entry that ends the old buffer counts too. The driver
+    /// reports its consumer index only when it reads the next completion.
     fn move_to(&mut self, new: TestCq) -> Result<(), TestCaseError> {
         let end = self.bench.device.c.cqe.resize_cq;
         let mut number = self.cq.consumed;
@@ -156,7 +156,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Everything that was posted has completed once, in the order of the device's log.
+    /// Checks that each posted request has completed once, in the order of the device's log.
     fn end(mut self) -> Result<(), TestCaseError> {
         self.bench.settle();
         self.poll(usize::MAX);

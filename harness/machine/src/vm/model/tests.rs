@@ -6,7 +6,7 @@ const PLAIN: Requests = Requests {
     peers: Vec::new(),
 };
 
-/// A model that a script plays, in a machine's folder.
+/// A fake model, which is a script, in a machine's folder.
 struct Machine {
     paths: Paths,
     dir: PathBuf,

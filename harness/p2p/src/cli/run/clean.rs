@@ -1,4 +1,4 @@
-//! What runs leave behind, and `make clean` removes.
+//! `make clean`: removes what runs leave behind.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use patches::{bisect, check, coverage, mutants};
 use plan::kernels::Kernels;
 
 impl Run<'_> {
-    /// Kernels that were built, machines and results; not the trees.
+    /// Removes built kernels, machines and results, but not the trees.
     pub fn clean(&self) -> Result<()> {
         let mut dirs = vec![self.paths.results(), self.paths.runs(), self.paths.logs()];
         for name in Kernels::read(&self.paths.root)?.names() {

@@ -1,4 +1,4 @@
-//! Commands that look at each patch: export and drift, check, bisect, mutants, coverage.
+//! Commands that examine each patch: export and drift, check, bisect, mutants, coverage.
 
 use std::time::Instant;
 
@@ -6,25 +6,31 @@ use anyhow::{Result, bail};
 use ktap::Status;
 
 use super::Run;
-use super::finish::verdict;
+use super::finish::{forget, verdict};
 use crate::cli::{about, selfcheck};
 use host::status::Verdict;
 use kernel::series::Series;
 use kernel::tree;
 use patches::bisect::{self, Bisect};
 use patches::check::{self, Checker};
-use patches::coverage::Coverage;
-use patches::mutants::Mutants;
+use patches::coverage::{self, Coverage};
+use patches::mutants::{self, Mutants};
 use patches::{export, recorded};
 use plan::filter::Only;
-use plan::topology::Topologies;
 use results::report::Report;
 
-/// Checks that look at this repository.
-const OF_REPOSITORY: [&str; 3] = ["style", "drift", recorded::NAME];
+/// Checks of this repository.
+const OF_REPOSITORY: [&str; 4] = ["style", "drift", recorded::NAME, selfcheck::DENY];
 
-/// Checks that do not look at a topic by itself.
-const NOT_OF_TOPICS: [&str; 5] = ["style", "drift", recorded::NAME, check::PROSE, check::TREES];
+/// Checks that cannot run on a single topic.
+const NOT_OF_TOPICS: [&str; 6] = [
+    "style",
+    "drift",
+    recorded::NAME,
+    selfcheck::DENY,
+    check::PROSE,
+    check::TREES,
+];
 
 impl Run<'_> {
     pub fn export(&self) -> Result<()> {
@@ -64,6 +70,8 @@ impl Run<'_> {
     }
 
     pub fn check(&self, only: &Only) -> Result<Verdict> {
+        let dir = self.paths.results().join("check");
+        Report::put_aside(&dir);
         let series = Series::read(&self.paths.root)?;
         let folders = series.settings.folders();
         let names = check::QUICK.iter().chain(&check::BUILDING);
@@ -98,7 +106,7 @@ impl Run<'_> {
                 } else {
                     selfcheck::run(name, self.paths, self.ui, tree)?
                 });
-                // Of several topics together.
+                // The times of several topics add up.
                 let taken = report.seconds.entry((*name).to_owned()).or_default();
                 *taken += start.elapsed().as_secs_f64();
             }
@@ -114,8 +122,7 @@ impl Run<'_> {
         if picked.is_empty() {
             look(&tree, series, &[])?;
         }
-        let dir = self.paths.results().join("check");
-        self.tell(&mut report, &dir, start, |outcome| {
+        self.finish(&mut report, &dir, start, |outcome| {
             let words = topics.iter().chain([&outcome.suite]);
             format!(
                 "make check ONLY={}",
@@ -127,9 +134,13 @@ impl Run<'_> {
     }
 
     pub fn bisect(&self, only: &Only) -> Result<Verdict> {
-        let topologies = Topologies::read(&self.paths.root)?;
+        let topologies = self.topologies()?;
         let series = Series::read(&self.paths.root)?;
         let (topics, only) = only.split(&series.settings.folders())?;
+        if !self.paths.tree().exists() {
+            // A new tree will have these patches. An existing tree may have others.
+            bisect::check(&self.paths.root, series.patches.len(), &only)?;
+        }
         let (tools, tree) = self.tools_and_tree()?;
         let mut passed = true;
         let mut walk = |tree: &tree::Tree, scope: &str| {
@@ -163,7 +174,8 @@ impl Run<'_> {
     }
 
     pub fn mutants(&self, only: &Only) -> Result<Verdict> {
-        let topologies = Topologies::read(&self.paths.root)?;
+        let topologies = self.topologies()?;
+        mutants::check(&self.paths.root, only)?;
         let (tools, tree) = self.tools_and_tree()?;
         Mutants {
             builder: &self.builder(&tools, &tree, &self.compiler),
@@ -174,7 +186,8 @@ impl Run<'_> {
     }
 
     pub fn coverage(&self) -> Result<Verdict> {
-        let topologies = Topologies::read(&self.paths.root)?;
+        let topologies = self.topologies()?;
+        forget(&self.paths.results(), &coverage::RESULTS);
         let (tools, tree) = self.tools_and_tree()?;
         Coverage {
             builder: &self.builder(&tools, &tree, &self.compiler),
@@ -184,7 +197,7 @@ impl Run<'_> {
     }
 }
 
-/// An error if none of these checks looks at a topic.
+/// Fails if none of these checks can run on a topic.
 fn of_topics(names: &[&str], only: &Only) -> Result<()> {
     let mut looks = names.iter().filter(|name| !NOT_OF_TOPICS.contains(name));
     if !looks.any(|name| only.picks(name)) {

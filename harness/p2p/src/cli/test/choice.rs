@@ -1,4 +1,4 @@
-//! What of `make test` is picked.
+//! Selects the tests of `make test`.
 
 use std::collections::BTreeSet;
 
@@ -32,14 +32,14 @@ pub struct Options {
     /// Run only this test of the jobs' programs, e.g. `odp.atomic` or `atomic` (TEST=).
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     test: Option<String>,
-    /// Run this often, and stop at the first failure (REPEAT=).
+    /// Run everything so many times; stop at the first failure (REPEAT=).
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     repeat: Option<String>,
     /// Start nothing more after the first failure (FAIL_FAST=1).
     #[arg(long, value_name = "1", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "1")]
     fail_fast: Option<String>,
-    /// Run a job that fails so many times again; if it then passes, it is flaky (RETRIES=).
+    /// Run a failed job up to so many times again; if it then passes, it is flaky (RETRIES=).
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     retries: Option<u32>,
@@ -52,7 +52,7 @@ pub struct Options {
     shard: Option<String>,
 }
 
-/// The same, checked.
+/// The same options after validation.
 pub struct Choice {
     only: Only,
     pub failed: bool,
@@ -64,7 +64,7 @@ pub struct Choice {
     pub ktap: bool,
 }
 
-/// How long a job or check counts in a shard if it was not run yet, in seconds.
+/// The assumed duration, in seconds, of a job or check that has not run yet, for shards.
 const UNKNOWN: f64 = 60.0;
 
 impl Choice {
@@ -108,7 +108,7 @@ fn count(text: &str) -> Result<u32> {
     }
 }
 
-/// What is run, of all that there is.
+/// Selects from all tests.
 pub struct Selection<'a> {
     pub choice: &'a Choice,
     pub kernels: &'a Kernels,
@@ -118,7 +118,7 @@ pub struct Selection<'a> {
 }
 
 impl Selection<'_> {
-    /// Everything that `ONLY=` knows.
+    /// All names that `ONLY=` accepts.
     pub fn all(&self) -> Vec<String> {
         let looks = selfcheck::NAMES.iter().chain(&check::QUICK);
         let looks = looks.copied().chain(self.kernels.tests());
@@ -126,7 +126,7 @@ impl Selection<'_> {
         looks.chain(jobs).map(str::to_owned).collect()
     }
 
-    /// What was picked. `previous` gives the last run's results.
+    /// The picked names. `previous` returns the last run's results.
     pub fn names(&self, previous: impl FnOnce() -> Result<Report>) -> Result<BTreeSet<String>> {
         let Choice {
             only,
@@ -137,7 +137,7 @@ impl Selection<'_> {
         } = self.choice;
         let mut names = self.all();
         only.check(&names)?;
-        // Of kernels that only jobs need, none is a name here.
+        // Kernels that only jobs need are not names here.
         let kernels = self.kernels.picked(only);
         let is_kernel = |name: &str| self.kernels.is_test(name);
         names.retain(|name| match is_kernel(name) {
@@ -169,7 +169,7 @@ impl Selection<'_> {
         Ok(shard.picked(self.units(&names)))
     }
 
-    /// What has to be run again, of the last run.
+    /// The names that failed or are missing in the last run.
     fn unfinished(&self, previous: impl FnOnce() -> Result<Report>) -> Result<BTreeSet<String>> {
         let previous = previous().map_err(|error| {
             Usage(format!(
@@ -183,7 +183,7 @@ impl Selection<'_> {
         Ok(names)
     }
 
-    /// What shards are made of: jobs whose results are compared stay together.
+    /// The units of shards. Jobs whose results are compared stay together.
     fn units(&self, names: &[String]) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();
         for name in names {
@@ -215,7 +215,7 @@ impl Selection<'_> {
     }
 }
 
-/// What `ONLY=` has to name for the results of a suite: for a comparison, the jobs.
+/// The names to give `ONLY=` for the results of a suite. For a comparison, its jobs.
 pub fn suites(suite: &str, same: &[Same]) -> Vec<String> {
     let is_it = |same: &&Same| suite == same.suite();
     match same.iter().find(is_it) {

@@ -1,5 +1,5 @@
-//! Channels whose copy engine hangs, is slow, or gets commands that are none, register by
-//! register as nouveau deals with them.
+//! The copy engine hangs, is slow or gets invalid commands. The tests access the same
+//! registers as nouveau does in each case.
 
 use std::time::Duration;
 
@@ -12,13 +12,14 @@ fn method(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
     [&[header], data].concat()
 }
 
-/// A fence of nouveau's: `nvc0_fence_emit32()`. Each channel has its own.
+/// A fence, as `nvc0_fence_emit32()` emits it. Each channel has its own.
 fn fence(chid: u32, value: u32) -> Vec<u32> {
     let at = SEMAPHORE as u32 + chid * 16;
     method(0, 0x10, &[0, at, value, 2, 0])
 }
 
-/// A page home: `nvc0b5_migrate_copy()`, of eight bytes from 0x90_0000 on, and a fence.
+/// Copies eight bytes from 0x90_0000 to host memory as `nvc0b5_migrate_copy()` does, and
+/// emits a fence.
 fn home(chid: u32, value: u32) -> Vec<u32> {
     let to = ram(0x3000 + u64::from(value) * 8).address as u32;
     let mut words = method(4, 0, &[0xc1b5]);
@@ -30,9 +31,9 @@ fn home(chid: u32, value: u32) -> Vec<u32> {
     words
 }
 
-/// Rings the doorbell for the entry of a ring with this number, which is filled.
+/// Fills the ring entry with this number and rings the doorbell.
 fn push(gpu: &mut Gpu, chid: u32, number: u64, words: &[u32]) {
-    // Each entry has commands of its own: they may be read late.
+    // Each entry has its own commands, as the device may read them late.
     let ring = if chid == 3 { 0 } else { OTHER_RING };
     let commands = ring + number * 0x100;
     let bytes = words.iter().flat_map(|word| word.to_le_bytes());
@@ -51,7 +52,7 @@ fn fenced(gpu: &Gpu, chid: u64) -> u64 {
     gpu.space().read_u64(ram(0x2000 + chid * 16)).unwrap()
 }
 
-/// What came home with a fence.
+/// The data that the copy with this fence wrote to host memory.
 fn came(gpu: &Gpu, value: u64) -> u64 {
     gpu.space().read_u64(ram(0x3000 + value * 8)).unwrap()
 }
@@ -69,7 +70,7 @@ fn preempt(gpu: &mut Gpu, group: u32) {
     assert_eq!(get(gpu, r::PREEMPT) & 1 << 20, 0);
 }
 
-/// What the log has, with the copies.
+/// The log's text.
 fn logged(gpu: &mut Gpu, log: &std::path::Path) -> String {
     gpu.witness.flush();
     std::fs::read_to_string(log).unwrap()
@@ -92,7 +93,7 @@ fn an_engine_that_hangs_does_nothing_until_it_is_reset() {
     set(&mut gpu, r::FIFO_INTR, !0);
     push(&mut gpu, 3, 1, &home(3, 2));
     push(&mut gpu, 3, 2, &fence(3, 3));
-    // Nor do others get a turn.
+    // Other channels do not run either.
     push(&mut gpu, 5, 0, &fence(5, 50));
     gpu.go_on();
     let state = |gpu: &mut Gpu| {
@@ -101,8 +102,8 @@ fn an_engine_that_hangs_does_nothing_until_it_is_reset() {
     };
     assert_eq!(state(&mut gpu), ((1, 0), 0, 0));
     assert_eq!(gpu.due(), None);
-    // As nvkm_uchan_fini() does: nvkm_chan_block(), nvkm_chan_remove(), with one thing after
-    // the other looked at. A group is not a channel.
+    // As nvkm_uchan_fini(): nvkm_chan_block(), nvkm_chan_remove(), with a check after each
+    // step. A group's number is not a channel's number.
     preempt(&mut gpu, 9);
     mask(&mut gpu, 3, STOP);
     assert_eq!(get(&mut gpu, r::CHANNELS + 3 * 8 + 4), 0);
@@ -112,15 +113,15 @@ fn an_engine_that_hangs_does_nothing_until_it_is_reset() {
     assert_eq!(state(&mut gpu), ((1, 50), 0, r::FIFO_NON_STALL));
     set(&mut gpu, r::RUNLIST_LENGTH, 2);
     assert_eq!(get(&mut gpu, 0x2284) & 1 << 20, 0);
-    // What was queued is lost with it.
+    // The queued commands are lost with the channel.
     set(&mut gpu, r::CHANNELS + 3 * 8, 0);
     gpu.go_on();
     assert_eq!((fenced(&gpu, 3), came(&gpu, 2)), (1, 0));
-    // The engine hangs as before, for others as well.
+    // The engine still hangs, also for other channels.
     push(&mut gpu, 5, 1, &home(5, 4));
     push(&mut gpu, 5, 2, &fence(5, 51));
     assert_eq!((fenced(&gpu, 5), came(&gpu, 4)), (50, 0));
-    // nvkm_mc_reset(): the transfer is lost, and what comes after it is not.
+    // nvkm_mc_reset(): the transfer is lost, but the commands after it run.
     set(&mut gpu, r::ENABLE, !r::ENABLE_CE);
     set(&mut gpu, r::ENABLE, !0);
     assert_eq!((fenced(&gpu, 5), came(&gpu, 4)), (51, 0));
@@ -169,9 +170,9 @@ fn a_slow_transfer_is_late_and_what_follows_waits() {
     let copies = log.lines().filter(|line| line.contains(r#""copy""#));
     let late: Vec<bool> = copies.map(|line| line.contains(r#""late":true"#)).collect();
     assert_eq!(late, [true, false], "{log}");
-    // How long it took is not counted.
+    // The delayed copy has no `home` event.
     assert_eq!(log.matches(r#""event":"home""#).count(), 1, "{log}");
-    // Not before it is time.
+    // The transfer does not end before it is due.
     let (mut gpu, _log) = gpu_with_log();
     gpu.inject.slow = Some((1, Duration::from_secs(3600)));
     push(&mut gpu, 3, 0, &home(3, 1));
@@ -182,7 +183,7 @@ fn a_slow_transfer_is_late_and_what_follows_waits() {
 
 #[test]
 fn a_slow_transfer_is_dropped_if_its_channel_is_taken_off() {
-    // By its group, by its own number, and as it loses its instance block.
+    // Three ways to preempt: by group, by channel number, by unbinding the instance block.
     let ways: [fn(&mut Gpu); 3] = [
         |gpu| preempt(gpu, 9),
         |gpu| set(gpu, r::PREEMPT, 3),
@@ -211,12 +212,12 @@ fn to_stop_a_channel_does_not_stop_its_transfer() {
     gpu.inject.slow = Some((1, Duration::ZERO));
     push(&mut gpu, 3, 0, &home(3, 1));
     mask(&mut gpu, 3, STOP);
-    // It is no longer asked for more.
+    // A stopped channel runs no further commands.
     push(&mut gpu, 3, 1, &fence(3, 2));
     gpu.go_on();
     assert_eq!((fenced(&gpu, 3), came(&gpu, 1)), (0, 77));
     assert!(logged(&mut gpu, log.path()).contains(r#""late":true"#));
-    // One that is started again goes on, also if it was taken off meanwhile.
+    // A channel that is started again continues, even if it was preempted meanwhile.
     let (mut gpu, _log) = gpu_with_log();
     gpu.inject.slow = Some((1, Duration::ZERO));
     push(&mut gpu, 3, 0, &home(3, 1));
@@ -261,13 +262,13 @@ fn a_bad_command_is_reported_as_nouveau_reads_it() {
     assert_eq!(get(&mut gpu, r::FIFO_INTR), r::FIFO_PBDMA);
     assert_eq!(get(&mut gpu, r::PBDMAS_INTR), 1);
     let pending = get(&mut gpu, r::PBDMA_INTR);
-    // What it kills a channel for.
+    // The driver kills the channel for these bits.
     assert_ne!(pending & 0xc67f_e000, 0);
     assert_eq!(get(&mut gpu, r::PBDMA_METHOD) & 0x7_3ffc, 4 << 16 | 0x304);
     assert_eq!(get(&mut gpu, r::PBDMA_DATA), 0x1234);
     assert_eq!(get(&mut gpu, r::PBDMA_CHANNEL), 3);
     assert_eq!(get(&mut gpu, r::PBDMA_INTR_1), 0);
-    // Nobody goes on before that was seen.
+    // No channel runs before the driver has acknowledged the interrupt.
     push(&mut gpu, 5, 0, &fence(5, 50));
     assert_eq!(fenced(&gpu, 5), 0);
     mask(&mut gpu, 3, STOP);
@@ -293,12 +294,12 @@ fn a_page_of_a_kind_is_told_as_unknown() {
     let told = "unknown kind 0xdb: page 0x8000";
     assert_eq!(gpu.witness.first_violations, [told]);
     assert_eq!(gpu.witness.totals.unknown, 1);
-    // It is counted again if it is new, and not told.
+    // A new use counts again, but is not reported again.
     invalidate(&mut gpu, root, FLUSH);
     bar1(&mut gpu, 0x8000);
     let totals = &gpu.witness.totals;
     assert_eq!((totals.unknown, totals.violations), (2, 1));
-    // Also where a channel finds it, and where the tables were not invalidated.
+    // The kind is also found by a channel, and without an invalidation.
     let (mut gpu, _, Mapped { entry, .. }) = gpu_and_channel();
     push(&mut gpu, 3, 0, &fence(3, 1));
     poke(&gpu, entry, ram(0x2000).address >> 4 | 2 << 1 | 1 | 1 << 56);
@@ -320,7 +321,7 @@ fn the_log_has_what_took_how_long() {
     let home = r#""event":"home","chid":3,"copies":1,"len":8,"took_us":"#;
     assert_eq!(told.matches(home).count(), 1, "{told}");
     assert!(!told.contains("late"), "{told}");
-    // A driver looks again after a reset.
+    // A driver probes again after a reset.
     gpu.reset();
     get(&mut gpu, r::BOOT_0);
     let told = logged(&mut gpu, log.path());

@@ -52,6 +52,28 @@ impl Ops for Recorder<'_> {
 
 type Test<'a> = Registration<'a, Recorder<'a>>;
 
+/// A driver that calls its registration from [`Ops::revoke`], which it must not.
+struct Reentrant<'a> {
+    /// The address of the registration.
+    own: &'a Atomic<usize>,
+    mm: &'a MmWithUser,
+    /// How often that was refused.
+    refused: &'a Atomic<usize>,
+}
+
+impl Ops for Reentrant<'_> {
+    type State = ();
+
+    fn revoke(&self, (): &mut (), _: &Part<'_>) {
+        // SAFETY: The registration stores its own address before anything is mapped, and it calls.
+        let reg = unsafe { &*(self.own.load(Relaxed) as *const Registration<'_, Self>) };
+
+        if reg.map(self.mm, 0..1).err() == Some(EDEADLK) {
+            self.refused.fetch_add(1, Relaxed);
+        }
+    }
+}
+
 const WRITE: Options = Options {
     write: true,
     p2p: false,
@@ -202,6 +224,40 @@ mod suite {
             assert_eq!(reg.lock().state().calls, 1);
             Ok(())
         })
+    }
+
+    /// A driver that asks for the pages while it has to give them back is refused.
+    #[test]
+    fn revoke_does_not_map() -> Result {
+        let range = map(PROT_READ_WRITE)?;
+        let task = current!();
+        let mm = task.mm().ok_or(EINVAL)?;
+        let device = faux::Registration::new(c"rust_mm_hmm_reentrant", None)?;
+        let device: &faux::Device<Bound> = device.as_ref();
+        let driver = Reentrant {
+            own: &Atomic::new(0),
+            mm,
+            refused: &Atomic::new(0),
+        };
+        let (own, refused) = (driver.own, driver.refused);
+
+        enable_dma(device.as_ref())?;
+        let reg = KBox::pin_init(
+            // SAFETY: It is dropped at the end of the test.
+            unsafe { Registration::new(device.as_ref(), mm, range.clone(), WRITE, driver, ()) },
+            GFP_KERNEL,
+        )?;
+        own.store(&raw const *reg as usize, Relaxed);
+
+        drop(reg.map(mm, 0..PAGES)?);
+        unmap(range.clone())?;
+        assert_eq!(refused.load(Relaxed), 1);
+        // Nobody revokes any more.
+        remap(range)?;
+        drop(reg.map(mm, 0..PAGES)?);
+        reg.close();
+        assert_eq!(refused.load(Relaxed), 2);
+        Ok(())
     }
 
     #[test]

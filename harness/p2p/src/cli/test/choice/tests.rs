@@ -22,7 +22,7 @@ fn choice(arguments: &[&str]) -> Result<Choice> {
     Choice::new(&Line::try_parse_from(line)?.options)
 }
 
-/// What is picked of this repository's tests, after a last run.
+/// The names that are picked from this repository's tests, after a last run.
 fn picked(arguments: &[&str], previous: Option<&[Outcome]>) -> Result<BTreeSet<String>> {
     let topologies = Topologies::read(&root())?;
     let plan = Plan::read(&root())?;
@@ -60,7 +60,7 @@ fn without_arguments_it_is_everything_that_is_not_on_demand() {
     for name in ["harness", "am", "modules", "demo/switch", "hmm-base/switch"] {
         assert!(all.iter().any(|other| other == name), "{name}");
     }
-    // Neither a kernel on demand nor one that is no test.
+    // An on-demand kernel, and a kernel whose build is not a test.
     for name in ["mlx5-built-in", "plain"] {
         assert!(!all.iter().any(|other| other == name), "{name}");
     }
@@ -113,7 +113,7 @@ fn what_failed_is_picked_again() {
         Outcome::skipped("am", "x", "no"),
         Outcome::could_not_run("modules", "built without a warning", "no"),
         Outcome::failed("gone/switch", "x", "no"),
-        // A comparison is done by its jobs.
+        // The jobs of a comparison repeat it.
         Outcome::failed("same/hmm-tests", "x", "no"),
     ];
     let picked = |arguments: &[&str]| {
@@ -145,7 +145,7 @@ fn shards_together_are_everything() {
         shards.iter().all(|shard| shard.len() > all.len() / 20),
         "{shards:?}"
     );
-    // Jobs that are compared are in one.
+    // Jobs that are compared are in the same shard.
     let plan = Plan::read(&root()).unwrap();
     assert!(!plan.same.is_empty());
     for same in &plan.same {

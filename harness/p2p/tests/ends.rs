@@ -1,0 +1,218 @@
+//! Tests what `make test` leaves after each way to end. Nobody must take the last run's
+//! results for results of a run that was aborted, interrupted or never began.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// A repository with the results of an earlier run.
+struct Scene {
+    dir: tempfile::TempDir,
+}
+
+const OLD: &str = r#"{"outcomes": [{"suite": "old", "name": "x", "status": "passed",
+    "reason": "", "log": []}]}"#;
+
+impl Scene {
+    /// `need`: the body of the script that installs packages. Each run starts with it.
+    fn new(need: &str) -> Self {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let dir = tempfile::tempdir().unwrap();
+        let scene = Self { dir };
+        for name in ["qemu", "patches"] {
+            symlink(repository.join(name), scene.path(name)).unwrap();
+        }
+        let script = scene.path("harness/packages/need");
+        fs::create_dir_all(script.parent().unwrap()).unwrap();
+        let called = scene.path("called");
+        let text = format!("#!/bin/sh\n: >'{}'\n{need}\n", called.display());
+        fs::write(&script, text).unwrap();
+        fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+        fs::create_dir_all(scene.results()).unwrap();
+        fs::write(scene.results().join("report.json"), OLD).unwrap();
+        for name in ["report.xml", "report.html", "closing-line", "status"] {
+            fs::write(scene.results().join(name), "1 passed").unwrap();
+        }
+        scene
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn results(&self) -> PathBuf {
+        self.path("build/results")
+    }
+
+    /// The result file with that name, if there is one.
+    fn result(&self, name: &str) -> Option<String> {
+        fs::read_to_string(self.results().join(name)).ok()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_p2p"));
+        command
+            .arg("--root")
+            .arg(self.dir.path())
+            .args(arguments)
+            .env("XDG_CACHE_HOME", self.path("cache"))
+            .env("P2P_TARGET", "test")
+            .stderr(Stdio::null());
+        command
+    }
+
+    /// Runs p2p. Returns its exit status and output.
+    fn run(&self, arguments: &[&str]) -> (i32, String) {
+        let output = self.command(arguments).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code().unwrap(), text)
+    }
+
+    /// Checks that the status is this run's, and that no other file looks like its result.
+    fn has_status_alone(&self, status: &str) {
+        assert_eq!(self.result("status").as_deref(), Some(status));
+        for name in ["report.json", "report.xml", "report.html", "closing-line"] {
+            assert_eq!(self.result(name), None, "{name}");
+        }
+        assert_eq!(self.result("previous.json").as_deref(), Some(OLD));
+    }
+}
+
+#[test]
+fn bad_usage_leaves_no_results_and_installs_nothing() {
+    let scene = Scene::new("exit 1");
+    assert_eq!(scene.run(&["test", "--only", "nonsense"]).0, 64);
+    scene.has_status_alone("64");
+    assert!(!scene.path("called").exists());
+}
+
+#[test]
+fn each_command_refuses_what_there_is_not_before_it_installs() {
+    let scene = Scene::new("exit 1");
+    for command in [
+        "build", "demo", "test", "mutants", "bench", "soak", "check", "bisect", "shell",
+    ] {
+        let (status, out) = scene.run(&[command, "--only", "nonsense"]);
+        assert_eq!(status, 64, "{command}: {out}");
+        assert!(!scene.path("called").exists(), "{command}");
+    }
+    // With valid names, it tries to install packages.
+    assert_eq!(scene.run(&["mutants", "--only", "hmm-*"]).0, 2);
+    assert!(scene.path("called").exists());
+}
+
+#[test]
+fn a_check_that_is_aborted_leaves_no_results() {
+    let scene = Scene::new("exit 1");
+    let report = scene.results().join("check/report.json");
+    fs::create_dir(scene.results().join("check")).unwrap();
+    fs::write(&report, OLD).unwrap();
+    assert_eq!(scene.run(&["check", "--only", "am"]).0, 2);
+    assert!(!report.exists());
+}
+
+#[test]
+fn what_counts_and_is_aborted_leaves_no_results() {
+    let scene = Scene::new("exit 1");
+    for (command, files) in [
+        ("bench", ["bench.json", "bench.md"]),
+        ("coverage", ["coverage.json", "coverage.md"]),
+        ("demo", ["demo.json", "demo.html"]),
+    ] {
+        let files = files.map(|name| scene.results().join(name));
+        for file in &files {
+            fs::write(file, OLD).unwrap();
+        }
+        assert_eq!(scene.run(&[command]).0, 2, "{command}");
+        for file in &files {
+            assert!(!file.exists(), "{}", file.display());
+        }
+    }
+}
+
+#[test]
+fn an_error_is_in_all_results() {
+    let scene = Scene::new("exit 1");
+    let (status, out) = scene.run(&["test", "--only", "style"]);
+    assert_eq!(status, 2, "{out}");
+    assert!(scene.path("called").exists());
+    assert_eq!(scene.result("status").unwrap(), "2");
+    let line = "aborted: 0 passed, 0 failed, 0 skipped\n";
+    assert!(out.ends_with(line), "{out}");
+    assert_eq!(scene.result("closing-line").unwrap(), line);
+    let why = "packages are missing";
+    assert!(scene.result("report.json").unwrap().contains(why));
+    assert!(scene.result("report.html").unwrap().contains(why));
+    let xml = scene.result("report.xml").unwrap();
+    assert!(xml.contains("<error") && xml.contains(why), "{xml}");
+}
+
+#[test]
+fn ctrl_c_leaves_no_results() {
+    let scene = Scene::new("exec sleep 60");
+    let mut command = scene.command(&["test", "--only", "style"]);
+    let mut child = command.process_group(0).spawn().unwrap();
+    let start = Instant::now();
+    while !scene.path("called").exists() {
+        assert!(start.elapsed() < Duration::from_secs(30));
+        sleep(Duration::from_millis(10));
+    }
+    let kill = format!("kill -s INT -- -{}", child.id());
+    assert!(
+        Command::new("sh")
+            .args(["-c", &kill])
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    scene.has_status_alone("130");
+}
+
+#[test]
+fn a_run_that_ends_well_replaces_all_results() {
+    let scene = Scene::new("exit 1");
+    // Nothing has failed, so there is nothing to run.
+    let (status, out) = scene.run(&["test", "--failed"]);
+    assert_eq!(status, 0, "{out}");
+    let line = "0 passed, 0 failed, 0 skipped\n";
+    assert!(out.ends_with(line), "{out}");
+    assert_eq!(scene.result("status").unwrap(), "0");
+    assert_eq!(scene.result("closing-line").unwrap(), line);
+    for name in ["report.json", "report.xml", "report.html"] {
+        assert!(!scene.result(name).unwrap().contains("1 passed"), "{name}");
+    }
+    assert!(!scene.result("report.json").unwrap().contains("old"));
+    // With KTAP, the results come last.
+    let (_, out) = scene.run(&["test", "--failed", "--ktap"]);
+    assert!(
+        out.ends_with(&format!("{line}KTAP version 1\n1..0\n")),
+        "{out}"
+    );
+}
+
+#[test]
+fn a_list_starts_nothing() {
+    let scene = Scene::new("exit 1");
+    let (status, out) = scene.run(&["test", "--list", "--only", "mlx5/switch,am,modules"]);
+    assert_eq!(status, 0);
+    let row = |name: &str| {
+        out.lines()
+            .find(|line| line.starts_with(&format!("| {name} ")))
+    };
+    assert!(
+        row("mlx5/switch")
+            .unwrap()
+            .contains(" hmm_p2p_verbs_test, "),
+        "{out}"
+    );
+    assert!(row("am").unwrap().contains(" a check "), "{out}");
+    assert!(row("modules").unwrap().contains(" a build "), "{out}");
+    assert_eq!(out.lines().count(), 6, "{out}");
+    assert!(!scene.path("called").exists());
+    assert_eq!(scene.result("report.json").as_deref(), Some(OLD));
+}
