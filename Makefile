@@ -13,7 +13,7 @@ $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
 # Those that only some targets take. The others mean the same to each.
 takes_ONLY := build demo test list mutants bench soak check bisect shell debug
 $(foreach v,TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP,$(eval takes_$v := test list))
-takes_MINUTES := soak
+takes_MINUTES := soak test
 takes_SEED := soak
 takes_PERFTEST := hw-test
 takes_DOCTOR := doctor
@@ -31,6 +31,7 @@ only = $(call take,ONLY,--only)
 tests = $(only) $(call take,TEST,--test) \
 	$(if $(call take,FAILED,x),--failed='$(FAILED)') \
 	$(call take,REPEAT,--repeat) $(call take,RETRIES,--retries) $(call take,SHARD,--shard) \
+	$(call take,MINUTES,--minutes) \
 	$(if $(call take,FAIL_FAST,x),--fail-fast='$(FAIL_FAST)') $(if $(call take,KTAP,x),--ktap='$(KTAP)')
 # The kernel's own make is started by the tool and must not see ours.
 run = unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
@@ -68,7 +69,8 @@ help: ## list the targets
 	@echo '  KTAP=1     print the results as KTAP, too (test)'
 	@echo '  SHARD=1/4  the first of four parts (test)'
 	@echo '  FORCE=1    run what is cached, too (test, check, mutants, bisect)'
-	@echo '  MINUTES=n  how long the stress tests of soak take'
+	@echo '  MINUTES=n  how long the stress tests of soak take; after n minutes start nothing'
+	@echo '             more, end builds, and count what is left as skipped (test)'
 	@echo '  SEED=n     repeat the random choices of this run of soak'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
 	@echo '  DOCTOR=    options of p2p-doctor, e.g. --json (doctor)'

@@ -2,6 +2,8 @@
 //! group, and Ctrl-C ends every group before this process exits.
 
 use std::collections::BTreeSet;
+use std::error::Error;
+use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write, pipe};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -9,8 +11,9 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::{Signal, killpg};
@@ -165,9 +168,27 @@ fn read_all(mut source: impl std::io::Read) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// A program was ended because its time was over.
+#[derive(Debug)]
+pub struct OutOfTime;
+
+impl fmt::Display for OutOfTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("out of time")
+    }
+}
+
+impl Error for OutOfTime {}
+
 /// Runs a program, writes both of its outputs to `log` as they arrive, and passes each
 /// line to `on_line`.
-pub fn stream(
+pub fn stream(command: Command, log: &Path, on_line: impl FnMut(&str)) -> Result<ExitStatus> {
+    stream_until(None, command, log, on_line)
+}
+
+/// Like [`stream`]. At `until` it ends the program, and fails with [`OutOfTime`].
+pub fn stream_until(
+    until: Option<Instant>,
     mut command: Command,
     log: &Path,
     mut on_line: impl FnMut(&str),
@@ -182,14 +203,40 @@ pub fn stream(
     // Close our write ends. Otherwise the reader never sees end of file.
     drop(command);
 
-    let mut reader = BufReader::new(reader);
-    let mut line = Vec::new();
-    while reader.read_until(b'\n', &mut line)? > 0 {
-        file.write_all(&line)?;
-        on_line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']));
-        line.clear();
+    let id = Pid::from_raw(group.id);
+    let (done, is_done) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let watch = until.map(|until| scope.spawn(move || end_at(until, id, &is_done)));
+        let mut reader = BufReader::new(reader);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line)? > 0 {
+            file.write_all(&line)?;
+            on_line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']));
+            line.clear();
+        }
+        // The group's id is valid until `wait`, so the watch ends first.
+        drop(done);
+        let is_late = watch.is_some_and(|watch| watch.join().expect("it does not panic"));
+        let status = group.wait()?;
+        if is_late {
+            bail!(OutOfTime);
+        }
+        Ok(status)
+    })
+}
+
+/// Ends a group at `until`. Returns earlier, and `false`, when the other end of `is_done`
+/// is dropped.
+fn end_at(until: Instant, group: Pid, is_done: &mpsc::Receiver<()>) -> bool {
+    let is_over = |left| is_done.recv_timeout(left) == Err(RecvTimeoutError::Timeout);
+    if !is_over(until.saturating_duration_since(Instant::now())) {
+        return false;
     }
-    group.wait()
+    let _ = killpg(group, Signal::SIGTERM);
+    if is_over(GRACE) {
+        let _ = killpg(group, Signal::SIGKILL);
+    }
+    true
 }
 
 /// A program that runs in the background. Dropping it ends the program.
@@ -280,6 +327,26 @@ mod tests {
         lines.sort();
         assert_eq!(lines, ["err", "out"]);
         assert_eq!(std::fs::read_to_string(&log).unwrap().len(), 8);
+    }
+
+    #[test]
+    fn a_program_ends_when_its_time_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let run = |milliseconds, script: &str| {
+            let mut sh = Command::new("sh");
+            sh.args(["-c", script]);
+            let until = Instant::now() + Duration::from_millis(milliseconds);
+            stream_until(Some(until), sh, &log, |_| ())
+        };
+        assert!(run(60_000, "true").unwrap().success());
+        assert_eq!(run(60_000, "exit 3").unwrap().code(), Some(3));
+        for trap in ["", "trap '' TERM; "] {
+            let error = run(200, &format!("{trap}echo $$; sleep 60; sleep 60")).unwrap_err();
+            assert!(error.downcast_ref::<OutOfTime>().is_some(), "{error}");
+            let pid = std::fs::read_to_string(&log).unwrap();
+            assert!(ends(&pid), "process {} is still there", pid.trim());
+        }
     }
 
     #[test]

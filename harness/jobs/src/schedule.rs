@@ -95,6 +95,31 @@ pub fn run_as_built<'k, T: Send>(
     queue.failed.map_or(Ok(queue.waiting), Err)
 }
 
+/// Like [`run_as_built`], but runs the jobs of a kernel before it builds the next one. So
+/// the first kernels' jobs are done even if the time is over during a later build.
+pub fn run_before_next_build<'k, T: Send>(
+    mut jobs: Vec<T>,
+    needs: impl Fn(&T) -> Vec<&'k str> + Sync,
+    kernels: &[&'k str],
+    at_a_time: usize,
+    build: impl Fn(&'k str) -> Result<bool>,
+    run: impl Fn(T) -> Result<()> + Sync,
+) -> Result<Vec<T>> {
+    let mut there = BTreeSet::new();
+    for kernel in std::iter::once(None).chain(kernels.iter().map(Some)) {
+        if let Some(kernel) = kernel
+            && build(kernel)?
+        {
+            there.insert(*kernel);
+        }
+        let has_all = |job: &T| needs(job).iter().all(|name| there.contains(name));
+        let (ready, rest) = jobs.into_iter().partition(has_all);
+        run_all(ready, at_a_time, &run)?;
+        jobs = rest;
+    }
+    Ok(jobs)
+}
+
 /// Ends the building phase when dropped. So jobs do not wait forever if a build panics.
 struct Building<F: Fn()>(F);
 

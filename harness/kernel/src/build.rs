@@ -6,6 +6,7 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 use std::{fmt, fs};
 
 use anyhow::{Context, Result, bail};
@@ -15,7 +16,7 @@ use crate::tree::{Tree, need_space};
 use crate::{Built, config};
 use host::git::ask;
 use host::paths::{Paths, digest};
-use host::proc::{capture, shown, stream, tail};
+use host::proc::{capture, shown, stream_until, tail};
 use host::status::Usage;
 use host::ui::{Step, Ui};
 use plan::kernels::{Kernel, Kernels, Source};
@@ -79,6 +80,8 @@ pub struct Builder<'a> {
     pub compiler: &'a Compiler,
     /// The number of parallel jobs.
     pub jobs: usize,
+    /// When to end a build; it then fails with [`OutOfTime`](host::proc::OutOfTime).
+    pub until: Option<Instant>,
 }
 
 impl Builder<'_> {
@@ -614,7 +617,7 @@ impl Make<'_> {
         }
         let text = shown(&command);
         let mut lines = 0;
-        let status = stream(command, &log, |line| {
+        let status = stream_until(self.builder.until, command, &log, |line| {
             let line = line.trim();
             // "CC      mm/hmm.o", "RUSTC L rust/kernel.o", "LD [M]  ..."
             if let Some(object) = line.split_whitespace().last().filter(|_| is_object(line)) {

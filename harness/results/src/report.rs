@@ -138,6 +138,8 @@ pub struct Report {
     pub cached: BTreeSet<String>,
     /// The suites that the user picked.
     pub picked: BTreeSet<String>,
+    /// The suites that there was no time for.
+    pub left_out: BTreeSet<String>,
     /// With `REPEAT=`, the round of these results.
     pub round: Option<u32>,
     /// The error that ended the run early. The outcomes are from before the error.
@@ -181,6 +183,12 @@ impl Report {
             self.count(Status::Failed),
             self.count(Status::Skipped)
         )
+    }
+
+    /// Counts a suite as skipped that there was no time for.
+    pub fn leave_out(&mut self, suite: &str, why: &str) {
+        self.left_out.insert(suite.to_owned());
+        self.outcomes.push(Outcome::skipped(suite, "all", why));
     }
 
     /// The failures and skips, for people. `repeat` returns the command that repeats an
@@ -266,6 +274,7 @@ impl Report {
         let is_failed = |outcome: &&Outcome| outcome.status == Status::Failed;
         let failed = self.outcomes.iter().filter(is_failed);
         let mut suites: BTreeSet<_> = failed.map(|outcome| &*outcome.suite).collect();
+        suites.extend(self.left_out.iter().map(|suite| &**suite));
         if self.aborted.is_some() {
             let is_there = |suite: &&str| self.outcomes.iter().any(|o| o.suite == **suite);
             let picked = self.picked.iter().map(|suite| &**suite);
@@ -726,6 +735,9 @@ mod tests {
         assert_eq!(Vec::from_iter(report.unfinished()), ["a/x"]);
         report.aborted = Some("no QEMU".to_owned());
         assert_eq!(Vec::from_iter(report.unfinished()), ["a/x", "c"]);
+        report.aborted = None;
+        report.leave_out("debug/x", "no time");
+        assert_eq!(Vec::from_iter(report.unfinished()), ["a/x", "debug/x"]);
     }
 
     #[test]

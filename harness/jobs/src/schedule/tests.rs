@@ -56,6 +56,26 @@ fn of_what_can_run_the_first_does() {
 }
 
 #[test]
+fn jobs_run_before_the_next_build() {
+    let done = Mutex::new(Vec::new());
+    let note = |what: String| done.lock().unwrap().push(what);
+    let build = |kernel: &str| {
+        note(format!("build {kernel}"));
+        Ok(kernel != "debug")
+    };
+    let run = |needs: Vec<&str>| {
+        note(format!("run {}", needs.join("+")));
+        Ok(())
+    };
+    let jobs = vec![vec!["debug"], vec!["plain", "base"], vec!["plain"], vec![]];
+    let kernels = ["plain", "debug", "base"];
+    let left = run_before_next_build(jobs, Vec::clone, &kernels, 2, build, run).unwrap();
+    assert_eq!(left, [["debug"]]);
+    let order = "run |build plain|run plain|build debug|build base|run plain+base";
+    assert_eq!(done.into_inner().unwrap().join("|"), order);
+}
+
+#[test]
 fn nobody_waits_for_a_build_that_panics() {
     let jobs = vec![vec!["plain"]];
     let all = || {

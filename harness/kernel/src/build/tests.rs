@@ -204,6 +204,7 @@ impl Place {
                 config,
             },
             jobs: 2,
+            until: None,
         })
     }
 }

@@ -12,12 +12,12 @@ use ktap::Status;
 use super::about;
 use super::run::{Run, broken, verdict};
 use super::selfcheck;
-use host::proc;
+use host::proc::{self, OutOfTime};
 use host::status::{self, Verdict, status_of};
 use host::ui::seconds;
-use jobs::schedule::{run_all, run_as_built};
+use jobs::schedule::{run_all, run_as_built, run_before_next_build};
 use jobs::speed;
-use kernel::build;
+use kernel::build::{self, Builder};
 use kernel::series::Series;
 use kernel::tree;
 use patches::check::{self, Checker};
@@ -28,6 +28,11 @@ use results::durations::Durations;
 use results::report::{Outcome, Report, retried};
 
 mod choice;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Why a test was skipped that `MINUTES=` left no time for.
+const NO_TIME: &str = "no time: MINUTES= is over";
 
 pub use choice::Options;
 use choice::{Choice, Selection, suites};
@@ -47,7 +52,7 @@ impl Run<'_> {
         let start = Instant::now();
         let choice = Choice::new(options);
         let (mut report, result) = match &choice {
-            Ok(choice) => self.rounds(choice),
+            Ok(choice) => self.rounds(choice, start),
             Err(_) => (Report::default(), Ok(())),
         };
         let given = choice.as_ref().ok();
@@ -83,12 +88,13 @@ impl Run<'_> {
 
     /// Runs all picked tests as often as the user wants, or until one fails. Returns the
     /// last round's results.
-    fn rounds(&self, choice: &Choice) -> (Report, Result<()>) {
+    fn rounds(&self, choice: &Choice, start: Instant) -> (Report, Result<()>) {
         let rounds = choice.repeat.unwrap_or(1);
+        let until = choice.minutes.map(|minutes| start + MINUTE * minutes);
         let mut round = 1;
         loop {
             let report = Mutex::new(Report::default());
-            let result = self.test_all(choice, &report);
+            let result = self.test_all(choice, until, &report);
             let mut report = report.into_inner().expect("no panic holds it");
             report.round = choice.repeat.map(|_| round);
             if let Err(error) = &result {
@@ -104,7 +110,12 @@ impl Run<'_> {
         }
     }
 
-    fn test_all(&self, choice: &Choice, report: &Mutex<Report>) -> Result<()> {
+    fn test_all(
+        &self,
+        choice: &Choice,
+        until: Option<Instant>,
+        report: &Mutex<Report>,
+    ) -> Result<()> {
         let root = &self.paths.root;
         let topologies = self.topologies()?;
         let kernels = Kernels::read(root)?;
@@ -113,6 +124,10 @@ impl Run<'_> {
         let mut durations = Durations::read(&self.paths.results());
         // So that no long job finishes last alone.
         longest_first(&mut jobs, &durations);
+        if until.is_some() {
+            // So that as many jobs as possible have time.
+            jobs.reverse();
+        }
         let picked = Selection {
             choice,
             kernels: &kernels,
@@ -186,7 +201,12 @@ impl Run<'_> {
             setup::rdma_core::tests(self.paths, self.ui)?;
         }
         self.qemu_for(jobs.iter().copied())?;
-        let builder = self.builder(&tools, &tree, &self.compiler);
+        let builder = Builder {
+            until,
+            ..self.builder(&tools, &tree, &self.compiler)
+        };
+        let is_late = || until.is_some_and(|until| Instant::now() >= until);
+        let no_time = |name: &str| lock().leave_out(name, NO_TIME);
         let booter = self.booter(&tools, &topologies);
         // With REPEAT=, no test starts after a failure, so that its output does not hide
         // the failure.
@@ -211,7 +231,17 @@ impl Run<'_> {
                 return Ok(false);
             }
             let start = Instant::now();
-            let trouble = broken(builder.one(&kernels, name))?;
+            let built = match is_late() {
+                true => Err(OutOfTime.into()),
+                false => builder.one(&kernels, name),
+            };
+            if built.as_ref().is_err_and(|error| error.is::<OutOfTime>()) {
+                if is_test {
+                    no_time(name);
+                }
+                return Ok(false);
+            }
+            let trouble = broken(built)?;
             let taken = start.elapsed().as_secs_f64();
             lock().builds.insert(name.to_owned(), taken);
             let is_built = trouble.is_none();
@@ -226,6 +256,10 @@ impl Run<'_> {
         };
         let run = |job: &Job<'_>| {
             if is_over() {
+                return Ok(());
+            }
+            if is_late() {
+                no_time(&job.name);
                 return Ok(());
             }
             let start = Instant::now();
@@ -257,9 +291,20 @@ impl Run<'_> {
             Ok(())
         };
         let names = kernels.in_order(&names);
-        let left = run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
+        let job_names = Vec::from_iter(jobs.iter().map(|job| job.name.clone()));
+        let at_a_time = self.jobs();
+        let left = if until.is_some() {
+            run_before_next_build(jobs, |job| job.needs(), &names, at_a_time, build, run)?
+        } else {
+            run_as_built(jobs, |job| job.needs(), &names, at_a_time, build, run)?
+        };
         for job in left.into_iter().filter(|_| !is_over()) {
             let needs = job.needs();
+            let was_tried = |name: &&str| lock().builds.contains_key(*name);
+            if is_late() && !needs.iter().all(was_tried) {
+                no_time(&job.name);
+                continue;
+            }
             let reason = format!("a kernel is not built: {}", needs.join(" or "));
             let mut outcome = Outcome::could_not_run(&job.name, "runs", reason);
             let mut report = lock();
@@ -269,6 +314,12 @@ impl Run<'_> {
             report.outcomes.push(outcome);
         }
         let mut report = lock();
+        let has_run = |name: &String| report.seconds.contains_key(name);
+        if is_late() && !job_names.is_empty() && !job_names.iter().any(has_run) {
+            let outcome =
+                Outcome::could_not_run("all", "runs", "no job had time: MINUTES= is over");
+            report.outcomes.push(outcome);
+        }
         if choice.fail_fast && is_over() {
             report.aborted = Some("FAIL_FAST=1, and something failed".to_owned());
         }

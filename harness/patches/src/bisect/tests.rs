@@ -155,6 +155,7 @@ impl Toy {
                 tree: &self.tree,
                 compiler: &kernel::compiler::Compiler::default(),
                 jobs: 1,
+                until: None,
             },
             booter: &Booter {
                 paths: &self.paths,

@@ -387,6 +387,7 @@ impl Fake {
                     config: self.config.clone(),
                 },
                 jobs: 1,
+                until: None,
             },
             booter: &Booter {
                 paths: &paths,

@@ -96,6 +96,7 @@ impl Run<'_> {
             tree,
             compiler,
             jobs: self.jobs(),
+            until: None,
         }
     }
 

@@ -43,6 +43,10 @@ pub struct Options {
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     retries: Option<u32>,
+    /// After so many minutes start nothing more and end builds; what is left is skipped
+    /// (MINUTES=).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    minutes: Option<u32>,
     /// Print the results as KTAP, too (KTAP=1).
     #[arg(long, value_name = "1", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "1")]
@@ -61,6 +65,7 @@ pub struct Choice {
     pub shard: Option<Shard>,
     pub fail_fast: bool,
     pub retries: u32,
+    pub minutes: Option<u32>,
     pub ktap: bool,
 }
 
@@ -83,6 +88,7 @@ impl Choice {
             repeat: options.repeat.as_deref().map(count).transpose()?,
             fail_fast: flag("FAIL_FAST", options.fail_fast.as_deref())?,
             retries: options.retries.unwrap_or(0),
+            minutes: options.minutes,
             ktap: flag("KTAP", options.ktap.as_deref())?,
             shard: options.shard.as_deref().map(Shard::new).transpose()?,
         })
