@@ -44,8 +44,8 @@ pub struct Survey {
     pub findings: Vec<Finding>,
     /// A GPU and a NIC that can be tested together.
     pub pair: Option<Pair>,
-    /// Why perftest cannot put its buffer into GPU memory.
-    pub no_perftest: Option<String>,
+    /// perftest can put its buffer into GPU memory.
+    pub has_perftest: bool,
 }
 
 /// A GPU and a NIC.
@@ -83,13 +83,13 @@ pub fn survey(host: &Host, seen: &doctor::Host, known: &Known, report: &Report) 
     let (pair, more) = paths(seen, report, &gpus, &nics);
     findings.extend(more);
     let perftest = perftest(host);
-    let no_perftest = (perftest.state != State::Ok).then(|| perftest.found.clone());
+    let has_perftest = perftest.state == State::Ok;
     findings.push(perftest);
     let ready = findings.iter().all(|f| f.state != State::Missing);
     Survey {
         findings,
         pair: pair.filter(|_| ready),
-        no_perftest,
+        has_perftest,
     }
 }
 

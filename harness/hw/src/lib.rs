@@ -118,20 +118,21 @@ fn test(
     outcomes: &mut Vec<Outcome>,
 ) -> Result<()> {
     let Some(pair) = &survey.pair else {
+        // The findings are in the report already.
         let missing = survey.findings.iter().filter(|f| f.state == State::Missing);
-        for finding in missing {
-            outcomes.push(Outcome::skipped("hw", &finding.check, &finding.found));
-        }
+        let missing: Vec<_> = missing.map(|finding| &*finding.check).collect();
+        let why = format!("see the checks {}", missing.join(", "));
+        outcomes.push(Outcome::skipped("hw", "all", why));
         bail!(
             "the tests were not run: {} of {} checks miss something; see \"next\" above",
-            outcomes.len(),
+            missing.len(),
             survey.findings.len()
         );
     };
     // The selftests also set the policy.
     let policy = perftest::Policy::keep(host)?;
-    if let Some(why) = &survey.no_perftest {
-        outcomes.push(Outcome::skipped("hw", "perftest", why));
+    if !survey.has_perftest {
+        outcomes.push(Outcome::skipped("hw", "perftest", "see the check perftest"));
     } else {
         let step = ui.step(format!("hw-test: perftest, {} and {}", pair.nic, pair.gpu));
         let options: Vec<_> = gpu_options.split_whitespace().map(str::to_owned).collect();

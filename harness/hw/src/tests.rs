@@ -257,7 +257,23 @@ fn a_host_with_nothing_is_told_what_it_lacks() {
         );
     }
     assert!(report.contains("note     perftest: "), "{report}");
-    assert!(report.contains("| hw | gpu | skipped |"), "{report}");
+    let row = "| hw | all | skipped | see the checks kernel, gpu, nic, path |";
+    assert!(report.contains(row), "{report}");
+}
+
+/// The console and the report list the findings, and then the results.
+#[test]
+fn each_finding_is_told_once() {
+    let without_perftest = Fixture::whole();
+    fs::remove_file(without_perftest.path("usr/bin/ib_write_bw")).unwrap();
+    for fixture in [Fixture::bare(), without_perftest] {
+        let findings = fixture.survey().findings;
+        let (_, report, _root) = fixture.run();
+        for finding in findings {
+            let times = report.matches(&finding.found).count();
+            assert_eq!(times, 1, "{}: {report}", finding.check);
+        }
+    }
 }
 
 #[test]
