@@ -44,6 +44,15 @@ pub struct Results {
     spans: Vec<Span>,
 }
 
+/// The results as bench.json has them.
+#[derive(Serialize)]
+struct Recorded<'a> {
+    /// When and where the run was, of which series, and with what.
+    recorded: &'a str,
+    #[serde(flatten)]
+    results: &'a Results,
+}
+
 impl Results {
     /// Judges the figures, by run.
     pub fn new(
@@ -109,7 +118,9 @@ impl Results {
         );
         let [table, data, plot] = RESULTS.map(|name| dir.join(name));
         fs::write(table, text)?;
-        fs::write(data, serde_json::to_string_pretty(self)?)?;
+        let results = self;
+        let whole = Recorded { recorded, results };
+        fs::write(data, serde_json::to_string_pretty(&whole)?)?;
         plot::draw(&plot, &self.counted)
     }
 

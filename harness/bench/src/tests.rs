@@ -107,6 +107,24 @@ fn goals_are_met_or_missed() {
 }
 
 #[test]
+fn page_and_data_say_of_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = "[[run]]\nname='x'\nkernel=''\ntopology=''\nwhat=''\n\
+               [[goal]]\nname='g'\nof='x.a'\nto='x.a'\nat_most=1\n";
+    let counted = [("x".to_owned(), figures(&[("a", 1, 1000)]))];
+    let results = Results::new(&settings(run), counted.into(), Vec::new()).unwrap();
+    results
+        .write(dir.path(), "Recorded on 1 May 2026.")
+        .unwrap();
+    let [page, data, _] = RESULTS.map(|name| fs::read_to_string(dir.path().join(name)).ok());
+    let (page, data) = (page.unwrap(), data.unwrap());
+    assert!(page.starts_with("Recorded on 1 May 2026.\n"), "{page}");
+    let data: serde_json::Value = serde_json::from_str(&data).unwrap();
+    assert_eq!(data["recorded"], "Recorded on 1 May 2026.");
+    assert_eq!(data["goals"][0]["met"], true);
+}
+
+#[test]
 fn a_second_run_must_be_the_same() {
     let run = "[[run]]\nname='x'\nkernel=''\ntopology=''\nwhat=''\n\
                [[run]]\nname='y'\nkernel=''\ntopology=''\nwhat=''\nsame_as='x'\n\

@@ -1,4 +1,4 @@
-//! Tests what `make test` leaves after each way to end. Nobody must take the last run's
+//! Tests what `make test` and its like leave after each way to end. Nobody must take the last run's
 //! results for results of a run that was aborted, interrupted or never began.
 
 use std::fs;
@@ -72,6 +72,29 @@ impl Scene {
         (output.status.code().unwrap(), text)
     }
 
+    /// Runs p2p and sends it Ctrl-C while packages are installed. Returns its exit status.
+    fn interrupted(&self, arguments: &[&str]) -> Option<i32> {
+        let mut command = self.command(arguments);
+        command.process_group(0).stdout(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let start = Instant::now();
+        while !self.path("called").exists() {
+            assert!(start.elapsed() < Duration::from_secs(30));
+            sleep(Duration::from_millis(10));
+        }
+        let kill = format!("kill -s INT -- -{}", child.id());
+        let mut shell = Command::new("sh");
+        assert!(shell.args(["-c", &kill]).status().unwrap().success());
+        child.wait().unwrap().code()
+    }
+
+    /// Makes results of an earlier `make check` or `make soak`.
+    fn has_old_results_of(&self, command: &str) {
+        let dir = self.results().join(command);
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("report.json"), OLD).unwrap();
+    }
+
     /// Checks that the status is this run's, and that no other file looks like its result.
     fn has_status_alone(&self, status: &str) {
         assert_eq!(self.result("status").as_deref(), Some(status));
@@ -106,13 +129,32 @@ fn each_command_refuses_what_there_is_not_before_it_installs() {
 }
 
 #[test]
-fn a_check_that_is_aborted_leaves_no_results() {
-    let scene = Scene::new("exit 1");
-    let report = scene.results().join("check/report.json");
-    fs::create_dir(scene.results().join("check")).unwrap();
-    fs::write(&report, OLD).unwrap();
-    assert_eq!(scene.run(&["check", "--only", "am"]).0, 2);
-    assert!(!report.exists());
+fn a_check_or_soak_that_is_aborted_says_so_in_its_results() {
+    for (command, only) in [("check", "harness"), ("soak", "stress/switch")] {
+        let scene = Scene::new("exit 1");
+        scene.has_old_results_of(command);
+        let (status, out) = scene.run(&[command, "--only", only]);
+        assert_eq!(status, 2, "{command}: {out}");
+        let line = "aborted: 0 passed, 0 failed, 0 skipped\n";
+        assert!(out.ends_with(line), "{command}: {out}");
+        for name in ["report.json", "report.xml", "report.html"] {
+            let text = scene.result(&format!("{command}/{name}")).unwrap();
+            assert!(text.contains("packages are missing"), "{command}: {text}");
+            assert!(!text.contains("old"), "{command}: {text}");
+        }
+    }
+}
+
+#[test]
+fn ctrl_c_does_not_lose_what_check_and_soak_found() {
+    for (command, only) in [("check", "am"), ("soak", "stress/switch")] {
+        let scene = Scene::new("exec sleep 60");
+        scene.has_old_results_of(command);
+        assert_eq!(scene.interrupted(&[command, "--only", only]), Some(130));
+        let json = scene.result(&format!("{command}/report.json")).unwrap();
+        assert!(json.contains("\"aborted\": \"interrupted\""), "{json}");
+        assert!(!json.contains("old"), "{json}");
+    }
 }
 
 #[test]
@@ -154,22 +196,8 @@ fn an_error_is_in_all_results() {
 #[test]
 fn ctrl_c_leaves_no_results() {
     let scene = Scene::new("exec sleep 60");
-    let mut command = scene.command(&["test", "--only", "style"]);
-    let mut child = command.process_group(0).spawn().unwrap();
-    let start = Instant::now();
-    while !scene.path("called").exists() {
-        assert!(start.elapsed() < Duration::from_secs(30));
-        sleep(Duration::from_millis(10));
-    }
-    let kill = format!("kill -s INT -- -{}", child.id());
-    assert!(
-        Command::new("sh")
-            .args(["-c", &kill])
-            .status()
-            .unwrap()
-            .success()
-    );
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let status = scene.interrupted(&["test", "--only", "style"]);
+    assert_eq!(status, Some(130));
     scene.has_status_alone("130");
 }
 

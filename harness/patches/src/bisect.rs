@@ -126,7 +126,7 @@ impl Bisect<'_> {
             Some(recipe.key(commits.get(row.number)?))
         };
         let mut rows = StepResults::read(self.paths, self.scope);
-        rows.recorded = recorded::line(self.builder.tree)?;
+        rows.recorded = recorded::line(self.builder, self.booter.qemu)?;
         // Results of other patches or another configuration are no longer valid.
         rows.keep(|row| key(row).as_ref() == Some(&row.key));
         for (c, recipe) in &recipes {

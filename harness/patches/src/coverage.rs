@@ -118,7 +118,7 @@ impl Coverage<'_> {
 
         let (lines, failed) = self.run_jobs(&settings, topologies, &tree, &touched)?;
         let mut summary = Summary::new(&lines, &added, &touched, &tree.dir, &settings.unreached)?;
-        summary.recorded = recorded::line(self.builder.tree)?;
+        summary.recorded = recorded::line(self.builder, self.booter.qemu)?;
         let dir = paths.results();
         fs::create_dir_all(&dir)?;
         let [page, data, trace] = RESULTS.map(|name| dir.join(name));

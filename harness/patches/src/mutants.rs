@@ -160,7 +160,7 @@ impl Mutants<'_> {
         let root = &paths.root;
         let settings = settings(root)?;
         let mutants = file::read_all(&root.join("qemu/mutants"))?;
-        let recorded = recorded::line(tree)?;
+        let recorded = recorded::line(self.builder, self.booter.qemu)?;
         let mut record = Record::read(&paths.results(), &paths.recorded())?;
 
         // The diff of what is built and run, without documentation and commit messages.

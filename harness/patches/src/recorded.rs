@@ -7,8 +7,9 @@
 //! patches, files or mutants.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::path::Path;
 use std::process::Command;
+use std::{env, fs};
 
 use anyhow::{Context, Result};
 
@@ -16,6 +17,7 @@ use crate::diff::Diff;
 use host::git::ask;
 use host::paths::Paths;
 use host::proc::{capture, processors};
+use kernel::build::Builder;
 use kernel::tree::Tree;
 use results::report::Outcome;
 
@@ -67,9 +69,10 @@ const RECORDED: &str = "Recorded on ";
 const OF_TREE: &str = ", of the series with tree `";
 const EARLIER: &str = "of an earlier form of the series";
 
-/// The line for a page that is recorded now: date, series, machine, and the versions of
-/// the main tools.
-pub fn line(tree: &Tree) -> Result<String> {
+/// The line for a page that is recorded now: date, series, kernel, machine, and the
+/// versions of the main programs.
+pub fn line(builder: &Builder<'_>, qemu: Option<&Path>) -> Result<String> {
+    let tree = builder.tree;
     let mut date = Command::new("date");
     date.env("LC_ALL", "C").args(["-u", "+%-d %B %Y"]);
     let date = capture(&mut date)?.trim().to_owned();
@@ -78,29 +81,63 @@ pub fn line(tree: &Tree) -> Result<String> {
         true => format!("{OF_TREE}{}`", &name(tree)?[..DIGITS]),
         false => format!(", {EARLIER}, with changes that no commit has"),
     };
-    let (machine, versions) = (machine(), versions().join(", "));
+    let (source, machine) = (&tree.source, machine());
+    let versions = versions(builder, qemu)?.join(", ");
     Ok(format!(
-        "{RECORDED}{date}{of}, on {machine}, with {versions}."
+        "{RECORDED}{date}{of}, on {source}, on {machine}, with {versions}."
     ))
 }
 
-/// This machine, in a few words.
+/// This machine, in a few words. It has a name in no record.
 pub fn machine() -> String {
     let os = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let mut lines = os.lines();
     let os = lines.find_map(|line| line.strip_prefix("PRETTY_NAME="));
     let os = os.unwrap_or("Linux").trim_matches('"');
-    format!("{os}, {} processors", processors())
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    format!("{os}, {}, {} processors", model(&info), processors())
 }
 
-/// The versions of the main programs: the first line of each version message.
-fn versions() -> Vec<String> {
-    let programs = ["gcc", "/usr/bin/rustc", "qemu-system-x86_64"];
-    let version = |program: &str| {
-        let said = capture(Command::new(program).arg("--version")).ok()?;
-        said.lines().next().map(str::to_owned)
+/// The processor's model. Not every architecture's /proc/cpuinfo has it.
+fn model(info: &str) -> &str {
+    let model = info.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == "model name").then_some(value.trim())
+    });
+    model.unwrap_or(env::consts::ARCH)
+}
+
+/// The versions of the programs that build and run kernels: compilers, linker, and QEMU,
+/// which is another one in parallel machines.
+pub fn versions(builder: &Builder<'_>, qemu: Option<&Path>) -> Result<Vec<String>> {
+    let path = setup::search_path(builder.tools)?;
+    let mut said = [false, true]
+        .map(|needs_llvm| builder.compiler.versions(needs_llvm, &path))
+        .concat();
+    let there = [
+        setup::qemu::found(qemu),
+        setup::qemu::there(builder.paths, qemu),
+    ];
+    for program in there.into_iter().flatten() {
+        said.push_str(&capture(Command::new(program).arg("--version"))?);
+    }
+    Ok(versions_in(&said))
+}
+
+/// The lines with versions in what programs print about themselves, each once.
+fn versions_in(said: &str) -> Vec<String> {
+    let has_version = |line: &&str| {
+        let is =
+            |part: &[u8]| matches!(part, [a, b'.', b] if a.is_ascii_digit() && b.is_ascii_digit());
+        line.as_bytes().windows(3).any(is)
     };
-    programs.into_iter().filter_map(version).collect()
+    let mut versions = Vec::new();
+    for line in said.lines().map(str::trim).filter(has_version) {
+        if !versions.iter().any(|seen| seen == line) {
+            versions.push(line.to_owned());
+        }
+    }
+    versions
 }
 
 /// The series in a few words, for a report.
@@ -271,11 +308,10 @@ fn cell(row: &str, number: usize) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use ktap::Status;
 
     use super::*;
+    use kernel::compiler::Compiler;
 
     const TREE: &str = "cdafa752db8665d9e2aa930e8b8621f700d23e50";
 
@@ -373,20 +409,45 @@ mod tests {
             dir: dir.path().to_owned(),
             base: "HEAD".to_owned(),
             tip: "HEAD".to_owned(),
-            source: String::new(),
+            source: "Linux 9.9-rc1".to_owned(),
             found: kernel::tree::Found::default(),
         };
-        let said = line(&tree).unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let paths = Paths::new(&root, None, None).unwrap();
+        let builder = Builder {
+            paths: &paths,
+            ui: &host::ui::Ui::new(false),
+            tools: &setup::places(&paths),
+            tree: &tree,
+            compiler: &Compiler::default(),
+            jobs: 1,
+            until: None,
+        };
+        let said = line(&builder, Some(Path::new("/bin/true"))).unwrap();
         let name = name(&tree).unwrap();
         assert_eq!(Claim::of(&said), Claim::Tree(&name[..DIGITS]), "{said}");
-        assert!(
-            said.contains(" processors, with ") && said.contains("rustc 1."),
-            "{said}"
-        );
+        for part in ["`, on Linux 9.9-rc1, on ", " processors, with ", "rustc 1."] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
         // Uncommitted changes are part of no series.
         fs::write(dir.path().join("a.c"), "2").unwrap();
-        let said = line(&tree).unwrap();
+        let said = line(&builder, Some(Path::new("/bin/true"))).unwrap();
         assert!(matches!(Claim::of(&said), Claim::Earlier(_)), "{said}");
+    }
+
+    #[test]
+    fn a_record_has_the_processor_and_the_version_of_each_program_once() {
+        let info = "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Intel(R) Xeon(R) Gold\n";
+        assert_eq!(model(info), "Intel(R) Xeon(R) Gold");
+        assert_eq!(model("processor\t: 0\n"), env::consts::ARCH);
+        let gcc = "gcc (Debian 12.2.0-14) 12.2.0\nCopyright (C) 2022 Free Software \
+                   Foundation, Inc.\nThis is free software; there is NO warranty.\n\n";
+        let clang = "Debian clang version 19.1.7\nTarget: x86_64-pc-linux-gnu\n\
+                     InstalledDir: /usr/lib/llvm-19/bin\n";
+        let rustc = "rustc 1.89.0 (29483883e 2025-08-04)\n";
+        let versions = versions_in(&[gcc, rustc, clang, rustc].concat());
+        let lines = [gcc, rustc, clang].map(|said| said.lines().next().unwrap());
+        assert_eq!(versions, lines);
     }
 
     #[test]

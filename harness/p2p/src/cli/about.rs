@@ -1,12 +1,13 @@
 //! Describes a run for its report: the user's command, the host, and what was tested.
 
 use std::env;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
 
 use host::proc::quote;
-use kernel::tree::Tree;
+use kernel::build::Builder;
 use patches::recorded;
 use results::report::{self, Report};
 
@@ -18,10 +19,12 @@ pub fn note(report: &mut Report, start: Instant) {
 }
 
 /// What is tested, and with what.
-pub fn facts(tree: &Tree) -> Result<Vec<(String, String)>> {
+pub fn facts(builder: &Builder<'_>, qemu: Option<&Path>) -> Result<Vec<(String, String)>> {
+    let versions = recorded::versions(builder, qemu)?.join(", ");
     Ok(vec![
         ("machine".to_owned(), recorded::machine()),
-        ("series".to_owned(), recorded::series(tree)?),
+        ("series".to_owned(), recorded::series(builder.tree)?),
+        ("programs".to_owned(), versions),
     ])
 }
 

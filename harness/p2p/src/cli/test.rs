@@ -69,7 +69,6 @@ impl Run<'_> {
                 let test = test.as_ref().map(|test| format!(" TEST={test}"));
                 format!("make test ONLY={only}{}", test.unwrap_or_default())
             })?;
-            print!("slowest:\n{}", report.slowest());
             if let Some(error) = &report.aborted {
                 println!("aborted, not everything was run: {error}");
             }
@@ -177,7 +176,6 @@ impl Run<'_> {
         };
         let (tools, tree) = self.tools_and(look)?;
 
-        lock().of = about::facts(&tree)?;
         let is_empty = tree.tip == tree.base;
         let skipped = |name: &str| vec![Outcome::skipped(name, "all", "patches/ is empty")];
         if let Some(test) = &choice.test {
@@ -205,6 +203,7 @@ impl Run<'_> {
             until,
             ..self.builder(&tools, &tree, &self.compiler)
         };
+        lock().of = about::facts(&builder, self.qemu.as_deref())?;
         let is_late = || until.is_some_and(|until| Instant::now() >= until);
         let no_time = |name: &str| lock().leave_out(name, NO_TIME);
         let booter = self.booter(&tools, &topologies);
@@ -290,6 +289,10 @@ impl Run<'_> {
             add(part.outcomes);
             Ok(())
         };
+        if until.is_some() {
+            // Clang takes three times as long as GCC.
+            names.sort_by_key(|name| kernels.get(name).is_ok_and(|kernel| kernel.llvm));
+        }
         let names = kernels.in_order(&names);
         let job_names = Vec::from_iter(jobs.iter().map(|job| job.name.clone()));
         let at_a_time = self.jobs();

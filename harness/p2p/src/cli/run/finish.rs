@@ -35,7 +35,41 @@ impl Run<'_> {
             self.paths.short(dir),
             seconds(start.elapsed())
         );
+        print!("{}", slowest(report));
         Ok(())
+    }
+
+    /// Ends a command with what there is, also after an error or Ctrl-C. The closing line
+    /// then begins with "aborted".
+    pub fn conclude(
+        &self,
+        report: &mut Report,
+        dir: &Path,
+        start: Instant,
+        result: Result<()>,
+        repeat: impl Fn(&Outcome) -> String,
+    ) -> Result<Verdict> {
+        let error = result.as_ref().err();
+        report.aborted = error.map(|error| match proc::interrupted() {
+            // The errors of programs that Ctrl-C ended would mislead.
+            true => "interrupted".to_owned(),
+            false => format!("{error:#}"),
+        });
+        self.finish(report, dir, start, repeat)?;
+        if let Some(error) = &report.aborted {
+            println!("aborted, not everything was run: {error}");
+        }
+        println!("{}", report.closing_line());
+        result.map(|()| verdict(report))
+    }
+}
+
+/// A table of what took longest. Of a single thing it would say nothing new.
+pub fn slowest(report: &Report) -> String {
+    let lines = report.slowest();
+    match lines.lines().count() {
+        0 | 1 => String::new(),
+        _ => format!("slowest:\n{lines}"),
     }
 }
 
@@ -66,8 +100,67 @@ pub fn broken(built: Result<()>) -> Result<Option<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::cli::Cli;
     use anyhow::anyhow;
+    use clap::Parser;
+    use host::paths::Paths;
+    use host::ui::Ui;
+    use kernel::compiler::Compiler;
+
+    #[test]
+    fn results_that_an_error_left_are_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().to_owned();
+        std::os::unix::fs::symlink(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../qemu"),
+            root.join("qemu"),
+        )
+        .unwrap();
+        let paths = Paths::new(&root, None, None).unwrap();
+        let run = Run {
+            options: &Cli::try_parse_from(["p2p", "check"]).unwrap().options,
+            ui: &Ui::new(false),
+            paths: &paths,
+            qemu: None::<PathBuf>,
+            qemu_args: Vec::new(),
+            kvm: false,
+            compiler: Compiler::default(),
+            force: false,
+        };
+        let end = |result| {
+            let mut report = Report::from(vec![
+                Outcome::passed("am", "all patches"),
+                Outcome::could_not_run("stress/switch", "runs", "kernel plain is not built"),
+            ]);
+            let (dir, start) = (root.join("out"), Instant::now());
+            let ended = run.conclude(&mut report, &dir, start, result, |_| "make".to_owned());
+            let written = fs::read(dir.join("report.json")).unwrap();
+            let written: Report = serde_json::from_slice(&written).unwrap();
+            assert_eq!(written.outcomes.len(), 2);
+            (ended, written.aborted)
+        };
+        let (ended, aborted) = end(Err(anyhow!("the disk is full")));
+        assert_eq!(ended.unwrap_err().to_string(), "the disk is full");
+        assert_eq!(aborted.as_deref(), Some("the disk is full"));
+        let (ended, aborted) = end(Ok(()));
+        assert_eq!((ended.unwrap(), aborted), (Verdict::Failed, None));
+    }
+
+    #[test]
+    fn one_duration_is_no_table() {
+        let mut report = Report::default();
+        report.seconds.insert("am".to_owned(), 5.0);
+        assert_eq!(slowest(&report), "");
+        report.builds.insert("plain".to_owned(), 60.0);
+        let text = slowest(&report);
+        assert!(
+            text.starts_with("slowest:\n") && text.lines().count() == 3,
+            "{text}"
+        );
+    }
 
     #[test]
     fn only_what_is_the_matter_with_one_kernel_lets_the_run_go_on() {

@@ -1,14 +1,14 @@
 //! Commands that run jobs in machines: the demo, stress, benchmarks, a shell.
 
-use std::collections::BTreeSet;
 use std::fs;
+use std::mem;
 use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 
 use super::Run;
-use super::finish::{broken, forget, verdict};
+use super::finish::{broken, forget, slowest, verdict};
 use crate::cli::about;
 use bench::Bench;
 use host::paths::Paths;
@@ -18,7 +18,7 @@ use jobs::demo;
 use jobs::schedule::run_as_built;
 use jobs::soak::{self, Soak};
 use kernel::build;
-use kernel::tree::{self, Tree};
+use kernel::tree;
 use machine::vm::Booter;
 use patches::recorded;
 use plan::filter::Only;
@@ -36,6 +36,7 @@ impl Run<'_> {
         jobs.retain(|job| only.picks(&job.name));
         let results = self.paths.results().join("demo.json");
         forget(&self.paths.results(), &["demo.json", "demo.html"]);
+        let start = Instant::now();
         // In the order of topologies, and within each in the order of the plan.
         let all = topologies.all();
         let place = |job: &Job<'_>| {
@@ -44,7 +45,8 @@ impl Run<'_> {
             (topology, job)
         };
         let found = Mutex::new(Vec::new());
-        let (tree, start, left) = self.run_jobs(&jobs, &topologies, |job, booter| {
+        let report = Mutex::new(Report::default());
+        self.run_jobs(&jobs, &topologies, &report, |job, booter| {
             let start = Instant::now();
             let (rows, outcomes) = jobs::play(job, booter)?;
             let log = booter.dir(&job.name).join("console.log");
@@ -55,23 +57,25 @@ impl Run<'_> {
                 seconds(start.elapsed()),
                 self.paths.short(&log)
             ));
+            note_time(&report, job, start);
             let mut found = found.lock().expect("no panic holds it");
             found.push((place(job), rows, outcomes));
             Ok(())
         })?;
         let mut found = found.into_inner().expect("no panic holds it");
         found.sort_by_key(|(place, ..)| *place);
-        let (mut rows, mut report) = (Vec::new(), Report::default());
+        let mut report = report.into_inner().expect("no panic holds it");
+        let could_not_run = mem::take(&mut report.outcomes);
+        let mut rows = Vec::new();
         for (_, played, outcomes) in found {
             rows.extend(played);
             report.outcomes.extend(outcomes);
         }
-        report.outcomes.extend(left);
+        report.outcomes.extend(could_not_run);
         fs::create_dir_all(self.paths.results())?;
         fs::write(&results, serde_json::to_string_pretty(&rows)?)?;
-        println!("\n{}", demo::table(&rows));
+        println!("\n{}\n{}", slowest(&report), demo::table(&rows));
         report.note_repeats(demo::repeat);
-        report.of = about::facts(&tree)?;
         about::note(&mut report, start);
         print!("{}", report.summary(demo::repeat));
         report::write_page(self.paths, &report, &results.with_extension("html"))?;
@@ -86,35 +90,34 @@ impl Run<'_> {
         // If this run is interrupted, nobody must take the last run's results for its own.
         let _ = fs::remove_dir_all(&dir);
         jobs.retain(|job| only.picks(&job.name));
+        let start = Instant::now();
         let report = Mutex::new(Report::default());
-        let (tree, start, left) = self.run_jobs(&jobs, &topologies, |job, booter| {
+        let result = self.run_jobs(&jobs, &topologies, &report, |job, booter| {
             let start = Instant::now();
             let outcomes = jobs::run(job, booter)?;
             self.ui
                 .say(format!("{}: {}", job.name, seconds(start.elapsed())));
+            note_time(&report, job, start);
             let mut report = report.lock().expect("no panic holds it");
-            let taken = start.elapsed().as_secs_f64();
-            report.seconds.insert(job.name.clone(), taken);
             report.outcomes.extend(outcomes);
             Ok(())
-        })?;
+        });
         let mut report = report.into_inner().expect("no panic holds it");
-        report.outcomes.extend(left);
-        report.of = about::facts(&tree)?;
         print!("{}", soak::totals(&report));
-        self.finish(&mut report, &dir, start, |outcome| soak.repeat(outcome))?;
-        println!("{}", report.closing_line());
-        Ok(verdict(&report))
+        let repeat = |outcome: &Outcome| soak.repeat(outcome);
+        self.conclude(&mut report, &dir, start, result, repeat)
     }
 
-    /// Builds kernels, and runs each job as soon as its kernels are built. Returns the
-    /// tree, the start time, and an outcome for each job that lacks a kernel.
+    /// Builds kernels, and runs each job as soon as its kernels are built. `report` gets
+    /// what is tested, the durations of builds, and an outcome for each job that lacks a
+    /// kernel.
     fn run_jobs<'j>(
         &self,
         jobs: &'j [Job<'j>],
         topologies: &Topologies,
+        report: &Mutex<Report>,
         run: impl Fn(&'j Job<'j>, &Booter<'_>) -> Result<()> + Sync,
-    ) -> Result<(Tree, Instant, Vec<Outcome>)> {
+    ) -> Result<()> {
         let kernels = Kernels::read(&self.paths.root)?;
         let jobs = Vec::from_iter(jobs);
         let names = kernels.in_order(&kernels_for(&jobs, &kernels));
@@ -122,22 +125,25 @@ impl Run<'_> {
         self.qemu_for(jobs.iter().copied())?;
         let builder = self.builder(&tools, &tree, &self.compiler);
         let booter = self.booter(&tools, topologies);
-        let start = Instant::now();
-        let unusable = Mutex::new(BTreeSet::new());
+        let lock = || report.lock().expect("no panic holds it");
+        lock().of = about::facts(&builder, self.qemu.as_deref())?;
+        let all = jobs.clone();
         let build = |name: &str| {
+            let start = Instant::now();
             let why = broken(builder.one(&kernels, name))?;
+            let mut report = lock();
+            let taken = start.elapsed().as_secs_f64();
+            report.builds.insert(name.to_owned(), taken);
             if let Some(why) = &why {
                 self.ui.say(why);
-                let mut unusable = unusable.lock().expect("no panic holds it");
-                unusable.insert(name.to_owned());
+                // Now, because an error in another job may end the run.
+                without(name, &all, self.paths, &mut report.outcomes);
             }
             Ok(why.is_none())
         };
         let run = |job| run(job, &booter);
-        let left = run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
-        let unusable = unusable.into_inner().expect("no panic holds it");
-        let left = left.iter().map(|job| without(job, &unusable, self.paths));
-        Ok((tree, start, left.collect()))
+        run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
+        Ok(())
     }
 
     pub fn bench(&self, only: &Only) -> Result<Verdict> {
@@ -157,7 +163,7 @@ impl Run<'_> {
             ui: self.ui,
             booter: &self.booter(&tools, &topologies),
             settings: &settings,
-            recorded: recorded::line(&tree)?,
+            recorded: recorded::line(&builder, self.qemu.as_deref())?,
         }
         .run(only, &topologies)
     }
@@ -173,14 +179,23 @@ impl Run<'_> {
     }
 }
 
-/// The outcome of a job whose kernel was not built.
-fn without(job: &Job<'_>, unusable: &BTreeSet<String>, paths: &Paths) -> Outcome {
-    let needs = job.needs();
-    let mut needs = needs.iter().filter(|name| unusable.contains(**name));
-    let name = needs.next().expect("it would have run");
-    let log = paths.short(&build::log(paths, name));
-    let reason = format!("kernel {name} is not built");
-    Outcome::could_not_run(&job.name, "runs", reason).with_log(log)
+/// Notes how long a job took.
+fn note_time(report: &Mutex<Report>, job: &Job<'_>, start: Instant) {
+    let mut report = report.lock().expect("no panic holds it");
+    let taken = start.elapsed().as_secs_f64();
+    report.seconds.insert(job.name.clone(), taken);
+}
+
+/// Adds an outcome for each job that needs this kernel, which was not built.
+fn without(kernel: &str, jobs: &[&Job<'_>], paths: &Paths, outcomes: &mut Vec<Outcome>) {
+    let log = paths.short(&build::log(paths, kernel));
+    for job in jobs.iter().filter(|job| job.needs().contains(&kernel)) {
+        if !outcomes.iter().any(|outcome| outcome.suite == job.name) {
+            let reason = format!("kernel {kernel} is not built");
+            let outcome = Outcome::could_not_run(&job.name, "runs", reason);
+            outcomes.push(outcome.with_log(log.clone()));
+        }
+    }
 }
 
 /// The job that determines a shell's kernel and modules. For a topology, it is the demo
@@ -221,13 +236,20 @@ mod tests {
         let topologies = Topologies::read(&root).unwrap();
         let jobs = Plan::read(&root).unwrap().jobs(&topologies).unwrap();
         let job = jobs.iter().find(|job| job.needs().len() == 2).unwrap();
-        for name in job.needs() {
-            let unusable = BTreeSet::from([name.to_owned(), "another".to_owned()]);
-            let outcome = without(job, &unusable, &paths);
-            assert!(outcome.could_not_run && outcome.suite == job.name);
-            assert_eq!(outcome.reason, format!("kernel {name} is not built"));
-            assert!(outcome.log_file.unwrap().contains(&name.replace('/', "-")));
+        let [first, second] = job.needs()[..] else {
+            panic!("it needs two kernels");
+        };
+        let mut outcomes = Vec::new();
+        for name in ["another", first, second] {
+            without(name, &[job], &paths, &mut outcomes);
         }
+        let [outcome] = &outcomes[..] else {
+            panic!("{outcomes:?}");
+        };
+        assert!(outcome.could_not_run && outcome.suite == job.name);
+        assert_eq!(outcome.reason, format!("kernel {first} is not built"));
+        let log = outcome.log_file.as_ref().unwrap();
+        assert!(log.contains(&first.replace('/', "-")));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use ktap::Status;
 
 use super::Run;
-use super::finish::{forget, verdict};
+use super::finish::forget;
 use crate::cli::{about, selfcheck};
 use host::status::Verdict;
 use kernel::series::Series;
@@ -17,13 +17,14 @@ use patches::coverage::{self, Coverage};
 use patches::mutants::{self, Mutants};
 use patches::{export, recorded};
 use plan::filter::Only;
-use results::report::Report;
+use results::report::{Outcome, Report};
 
-/// Checks of this repository.
-const OF_REPOSITORY: [&str; 4] = ["style", "drift", recorded::NAME, selfcheck::DENY];
+/// Checks of this repository that `make test` does not run.
+const OF_REPOSITORY: [&str; 2] = [recorded::NAME, selfcheck::DENY];
 
 /// Checks that cannot run on a single topic.
-const NOT_OF_TOPICS: [&str; 6] = [
+const NOT_OF_TOPICS: [&str; 7] = [
+    "harness",
     "style",
     "drift",
     recorded::NAME,
@@ -76,7 +77,8 @@ impl Run<'_> {
         let folders = series.settings.folders();
         let names = check::QUICK.iter().chain(&check::BUILDING);
         let others = [&check::PROSE, &check::TREES];
-        let names = OF_REPOSITORY.iter().chain(names).chain(others);
+        let of_repository = selfcheck::NAMES.iter().chain(&OF_REPOSITORY);
+        let names = of_repository.chain(names).chain(others);
         let names = Vec::from_iter(names.copied());
         only.check(&[names.as_slice(), &folders].concat())?;
         let (topics, only) = only.split(&folders)?;
@@ -84,16 +86,34 @@ impl Run<'_> {
             of_topics(&names, &only)?;
         }
         let start = Instant::now();
-        let (tools, tree) = self.tools_and_tree()?;
-        let mut report = Report {
-            of: about::facts(&tree)?,
-            ..Report::default()
+        let mut report = Report::default();
+        let picked = Vec::from_iter(names.into_iter().filter(|name| only.picks(name)));
+        let result = self.look(series, &topics, &picked, &mut report);
+        let repeat = |outcome: &Outcome| {
+            let words = topics.iter().chain([&outcome.suite]);
+            format!(
+                "make check ONLY={}",
+                Vec::from_iter(words.cloned()).join(",")
+            )
         };
+        self.conclude(&mut report, &dir, start, result, repeat)
+    }
+
+    /// Runs these checks on the topics, or on the whole series if there are none.
+    fn look(
+        &self,
+        series: Series,
+        topics: &[String],
+        names: &[&str],
+        report: &mut Report,
+    ) -> Result<()> {
+        let (tools, tree) = self.tools_and_tree()?;
+        let builder = self.builder(&tools, &tree, &self.compiler);
+        report.of = about::facts(&builder, self.qemu.as_deref())?;
         let mut look = |tree: &tree::Tree, series: Series, left_out: &[&str]| {
             let builder = self.builder(&tools, tree, &self.compiler);
             let checker = Checker::new(self.paths, tree, series, self.force)?;
-            let picked = names.iter().filter(|name| only.picks(name));
-            for name in picked.filter(|name| !left_out.contains(name)) {
+            for name in names.iter().filter(|name| !left_out.contains(name)) {
                 let start = Instant::now();
                 report.outcomes.extend(if check::QUICK.contains(name) {
                     checker.quick(self.ui, name)?.0
@@ -112,7 +132,7 @@ impl Run<'_> {
             }
             anyhow::Ok(())
         };
-        let picked = series.settings.picked(&topics);
+        let picked = series.settings.picked(topics);
         for topic in &picked {
             let alone = tree.topic(&series, topic, self.ui)?;
             let what = "tree: one for single topics";
@@ -122,15 +142,7 @@ impl Run<'_> {
         if picked.is_empty() {
             look(&tree, series, &[])?;
         }
-        self.finish(&mut report, &dir, start, |outcome| {
-            let words = topics.iter().chain([&outcome.suite]);
-            format!(
-                "make check ONLY={}",
-                Vec::from_iter(words.cloned()).join(",")
-            )
-        })?;
-        println!("{}", report.closing_line());
-        Ok(verdict(&report))
+        Ok(())
     }
 
     pub fn bisect(&self, only: &Only) -> Result<Verdict> {
