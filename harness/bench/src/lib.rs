@@ -191,7 +191,7 @@ impl Bench<'_> {
         }
         let mut of_spans = Vec::new();
         if !run.spans.is_empty() {
-            of_spans = spans::read(&ran, &run.spans).with_context(|| name.clone())?;
+            of_spans = spans::read(&ran, &run.name, &run.spans).with_context(|| name.clone())?;
         }
         step.done("counted");
         let figures = Figures::parse(&log).with_context(|| name)?;

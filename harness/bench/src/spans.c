@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * A plugin for QEMU's TCG: counts the instructions that a guest executes while a
- * span lasts. harness/guest/bench/bench.c begins and ends spans by a long
+ * span lasts. The programs of harness/guest/bench begin and end spans by a long
  * NOP, which means nothing to a processor.
  *
  * On exit it writes, a line each: "began SPAN TIMES", and for each block of code

@@ -1,7 +1,7 @@
 //! Counts instructions by function, in parts of the guest's program that the program marks
 //! as spans. spans.c, a QEMU plugin, does the counting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -20,14 +20,25 @@ const SOURCE: &str = "harness/bench/src/spans.c";
 /// Functions with a smaller share of a span share one row of its table.
 const SMALL: f64 = 0.005;
 
-/// The instructions of one span, by function.
+/// The instructions of one span in one run, by function.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Span {
+    run: String,
     name: String,
     /// How often the span began.
     began: u64,
-    /// Instructions per span. The most expensive function comes first.
-    functions: Vec<(String, f64)>,
+    /// Instructions per span.
+    functions: BTreeMap<String, f64>,
+}
+
+impl Span {
+    fn all(&self) -> f64 {
+        self.functions.values().sum()
+    }
+
+    fn of(&self, function: &str) -> f64 {
+        self.functions.get(function).copied().unwrap_or_default()
+    }
 }
 
 /// The plugin's output file and the file with the guest's symbols, in the guest's output
@@ -54,13 +65,14 @@ pub fn plugin(paths: &Paths, run: &str) -> Result<Vec<String>> {
     Ok(vec!["-plugin".to_owned(), value])
 }
 
-/// Reads the results of a run. `names` are the names of the spans, starting at 1.
-pub fn read(ran: &RunResult, names: &[String]) -> Result<Vec<Span>> {
+/// Reads the results of the run with that name. `names` are the names of the spans,
+/// starting at 1.
+pub fn read(ran: &RunResult, run: &str, names: &[String]) -> Result<Vec<Span>> {
     let file = |name| ran.file(name).unwrap_or_default();
-    parse(&file(COUNTED), &file(SYMBOLS), names)
+    parse(&file(COUNTED), &file(SYMBOLS), run, names)
 }
 
-fn parse(counted: &str, kallsyms: &str, names: &[String]) -> Result<Vec<Span>> {
+fn parse(counted: &str, kallsyms: &str, run: &str, names: &[String]) -> Result<Vec<Span>> {
     let symbols = symbols(kallsyms)?;
     let mut began = BTreeMap::new();
     let mut ran: BTreeMap<usize, BTreeMap<String, u64>> = BTreeMap::new();
@@ -85,43 +97,68 @@ fn parse(counted: &str, kallsyms: &str, names: &[String]) -> Result<Vec<Span>> {
         let began = *began.get(&(index + 1)).unwrap_or(&0);
         anyhow::ensure!(began > 0, "the span {name} never began");
         let of_span = ran.remove(&(index + 1)).unwrap_or_default();
-        let mut functions = Vec::from_iter(
-            of_span
-                .into_iter()
-                .map(|(name, count)| (name, count as f64 / began as f64)),
-        );
-        functions.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        let each = |(name, count)| (name, count as f64 / began as f64);
         spans.push(Span {
+            run: run.to_owned(),
             name: name.clone(),
             began,
-            functions,
+            functions: of_span.into_iter().map(each).collect(),
         });
     }
     Ok(spans)
 }
 
-/// A table for each span.
+/// A table for each name of a span, with a column for each run that has it. The function
+/// that takes most in any of them comes first.
 pub fn tables(spans: &[Span]) -> String {
-    let tables = spans.iter().map(|span| {
-        let all: f64 = span.functions.iter().map(|(_, count)| count).sum();
-        let mut table = new_table();
-        table.set_header([&span.name, "instructions each time"]);
-        let (large, small): (Vec<_>, Vec<_>) = span
-            .functions
-            .iter()
-            .partition(|(_, count)| *count >= all * SMALL);
-        for (name, count) in &large {
-            table.add_row([name.clone(), format!("{count:.1}")]);
+    let mut names = Vec::new();
+    for span in spans {
+        if !names.contains(&&span.name) {
+            names.push(&span.name);
         }
-        let rest: f64 = small.iter().map(|(_, count)| count).sum();
-        table.add_row([format!("{} others", small.len()), format!("{rest:.1}")]);
-        table.add_row(["all".to_owned(), format!("{all:.1}")]);
-        if let Some(column) = table.column_mut(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table.to_string()
+    }
+    let tables = names.into_iter().map(|name| {
+        let runs = Vec::from_iter(spans.iter().filter(|span| span.name == *name));
+        table(name, &runs)
     });
     Vec::from_iter(tables).join("\n\n")
+}
+
+fn table(name: &str, runs: &[&Span]) -> String {
+    let mut table = new_table();
+    let title = format!("{name}: instructions each time");
+    table.set_header(
+        [&title]
+            .into_iter()
+            .chain(runs.iter().map(|span| &span.run)),
+    );
+    let mut row = |name: &str, count: &dyn Fn(&Span) -> f64| {
+        let counts = runs.iter().map(|span| format!("{:.1}", count(span)));
+        table.add_row([name.to_owned()].into_iter().chain(counts));
+    };
+    let most = |function: &str| {
+        runs.iter()
+            .map(|span| span.of(function))
+            .fold(0.0, f64::max)
+    };
+    let functions: BTreeSet<_> = runs.iter().flat_map(|span| span.functions.keys()).collect();
+    let (mut large, small): (Vec<_>, Vec<_>) = functions
+        .into_iter()
+        .partition(|name| runs.iter().any(|span| span.of(name) >= span.all() * SMALL));
+    large.sort_by(|one, other| most(other).total_cmp(&most(one)));
+    for function in large {
+        row(function, &|span| span.of(function));
+    }
+    row(&format!("{} others", small.len()), &|span| {
+        small.iter().map(|function| span.of(function)).sum()
+    });
+    row("all", &Span::all);
+    for column in 1..=runs.len() {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.to_string()
 }
 
 /// Functions by their first address.
@@ -178,29 +215,62 @@ ran 2 ffffffff81000204 7
 ran 2 ffffffff80000000 1
 ";
         let names = ["one".to_owned(), "two".to_owned()];
-        let spans = parse(counted, KALLSYMS, &names).unwrap();
-        let function = |name: &str, count| (name.to_owned(), count);
+        let spans = parse(counted, KALLSYMS, "series", &names).unwrap();
+        let functions = |counts: &[(&str, f64)]| {
+            let owned = |(name, count): &(&str, f64)| ((*name).to_owned(), *count);
+            BTreeMap::from_iter(counts.iter().map(owned))
+        };
         assert_eq!(
             spans[0].functions,
-            [
-                function("first", 15.0),
-                function("second [module]", 2.0),
-                function("the program itself", 1.0)
-            ]
+            functions(&[
+                ("first", 15.0),
+                ("second [module]", 2.0),
+                ("the program itself", 1.0)
+            ])
         );
         assert_eq!(
             spans[1].functions,
-            [function("example::run", 7.0), function("unknown", 1.0)]
+            functions(&[("example::run", 7.0), ("unknown", 1.0)])
         );
+    }
+
+    /// Cells of the table's rows, without the line below the head.
+    fn rows(text: &str) -> Vec<Vec<&str>> {
+        let rows = text.lines().filter(|line| !line.starts_with("|--"));
+        rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect())
+            .collect()
+    }
+
+    #[test]
+    fn runs_are_compared() {
+        let names = ["one".to_owned()];
+        let parse = |counted, run| parse(counted, KALLSYMS, run, &names).unwrap();
+        let mut spans = parse(
+            "began 1 1\nran 1 ffffffff81000000 900\nran 1 ffffffff81000204 1\n",
+            "base",
+        );
+        spans.extend(parse(
+            "began 1 2\nran 1 ffffffff81000000 1800\nran 1 ffffffff81000100 4000\n",
+            "series",
+        ));
         let text = tables(&spans);
-        assert!(text.contains("first") && text.contains("18.0"), "{text}");
+        assert_eq!(
+            rows(&text),
+            [
+                ["one: instructions each time", "base", "series"],
+                ["second [module]", "0.0", "2000.0"],
+                ["first", "900.0", "900.0"],
+                ["1 others", "1.0", "0.0"],
+                ["all", "901.0", "2900.0"],
+            ]
+        );
     }
 
     #[test]
     fn a_span_that_never_begins_is_an_error() {
         let names = ["one".to_owned()];
-        let error = parse("began 1 0\n", KALLSYMS, &names).unwrap_err();
+        let error = parse("began 1 0\n", KALLSYMS, "x", &names).unwrap_err();
         assert!(error.to_string().contains("the span one"), "{error}");
-        assert!(parse("what\n", KALLSYMS, &names).is_err());
+        assert!(parse("what\n", KALLSYMS, "x", &names).is_err());
     }
 }

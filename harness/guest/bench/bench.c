@@ -55,14 +55,6 @@ static uint64_t ticks(void)
 	return low | (uint64_t)high << 32;
 }
 
-/*
- * Begins the span @n, or ends it if that is 0: see spans in qemu/bench.toml. A
- * NOP, which a plugin of QEMU recognizes.
- */
-#define SPAN(n) \
-	asm volatile(".byte 0x0f, 0x1f, 0x84, 0x00, " #n ", 0xc0, 0xde, 0x5a" \
-		     ::: "memory")
-
 static void say(const char *what, unsigned long pages, uint64_t count)
 {
 	printf("{\"case\":\"%s\",\"pages\":%lu,\"count\":%llu}\n", what, pages,
@@ -263,6 +255,27 @@ static uint64_t alternating(unsigned long pages, bool peer)
 	return least;
 }
 
+/*
+ * For the profile: faults of one page, and mappings of pages in no order, one by one
+ * and by one call
+ */
+static void profiled(char *p, char *h, bool ranges)
+{
+	const unsigned int flags = BENCH_FAULT | BENCH_MAP | BENCH_SPAN_MAP;
+	struct hmm_bench args;
+
+	args = fault(p, 1, BENCH_FAULT | BENCH_SPAN_FAULT, ROUNDS);
+	found(&args, 1, 0);
+	say("fault_one", 1, args.fault);
+	args = fault_runs(h, HUGE_PAGES, flags, ROUNDS, 1);
+	found(&args, HUGE_PAGES, 0);
+	say("map_each", HUGE_PAGES, args.map);
+	if (!ranges)
+		return;
+	args = fault_runs(h, HUGE_PAGES, flags | BENCH_MAP_RANGE, ROUNDS, 1);
+	say("map_no_order", HUGE_PAGES, args.map);
+}
+
 static void ram(bool ranges)
 {
 	char *p = anonymous(sizes[1] * PAGE, false);
@@ -284,6 +297,7 @@ static void ram(bool ranges)
 		say("fault_2m", huge_sizes[i], args.fault);
 		say("alternating_ram", sizes[i], alternating(sizes[i], false));
 	}
+	profiled(p, h, ranges);
 	invalidation("invalidate_ram_each", 0);
 	if (ranges) {
 		invalidation("invalidate_ram", BENCH_MAP_RANGE);
@@ -453,10 +467,10 @@ static void nic_round(bool peer, struct nic_least *least)
 		uint64_t start;
 
 		if (peer)
-			SPAN(1);
+			SPAN(4);
 		cold += nic_read(reg.handle, p + i * PAGE, true);
 		if (peer)
-			SPAN(2);
+			SPAN(5);
 		warm += nic_read(reg.handle, p + i * PAGE, false);
 		SPAN(0);
 		start = cpu_time();
@@ -549,7 +563,7 @@ static void registration(const char *size, unsigned long pages)
 		p[0] = 1;
 		migrate(p, PAGE);
 		if (!strcmp(size, "1m"))
-			SPAN(3);
+			SPAN(6);
 		keep_least(&least.first, register_it(cache, p, len));
 		SPAN(0);
 		keep_least(&least.cached, register_it(cache, p, len));
@@ -565,6 +579,59 @@ static void registration(const char *size, unsigned long pages)
 	say(name, 1, least.revoked - least.plain);
 	snprintf(name, sizeof(name), "find_and_map_%s", size);
 	say(name, 1, args.fault + args.map);
+}
+
+static void transfer_once(struct p2p_cache *cache, char *src, char *dst,
+			  size_t len)
+{
+	struct p2ptest_nic_copy copy = { .len = 1 };
+	const struct p2p_nic nic = { .fd = nic_fd };
+
+	if (p2p_cache_get(cache, src, len, 0, &copy.src) ||
+	    p2p_cache_get(cache, dst, len, P2PTEST_NIC_MR_WRITE, &copy.dst) ||
+	    p2p_nic_copy(&nic, &copy))
+		errx(1, "transfer of %zu bytes", len);
+}
+
+/*
+ * A card copies from a buffer in the GPU to one in host memory. Both are registered
+ * for it, and given back behind it, or they stay in a cache. The test NIC takes
+ * commands for each page: so that these are not all that is counted, it copies
+ * one byte, by as many commands as a card takes for a buffer.
+ */
+static void transfer(const char *size, unsigned long pages)
+{
+	const struct p2p_nic nic = { .fd = nic_fd };
+	uint64_t cached = UINT64_MAX, uncached = UINT64_MAX, start;
+	const size_t len = pages * PAGE;
+	struct p2p_cache *cache = p2p_cache_new(&nic, 2 * len), *none;
+	char *src = anonymous(len, false), *dst = anonymous(len, false);
+	char name[64];
+	int round;
+
+	if (!cache)
+		errx(1, "no memory");
+	migrate(src, len);
+	for (round = 0; round < ROUNDS; round++) {
+		none = p2p_cache_new(&nic, 2 * len);
+		if (!none)
+			errx(1, "no memory");
+		start = cpu_time();
+		transfer_once(none, src, dst, len);
+		p2p_cache_free(none);
+		keep_least(&uncached, cpu_time() - start);
+		/* The first time they are not in the cache yet */
+		start = cpu_time();
+		transfer_once(cache, src, dst, len);
+		keep_least(&cached, cpu_time() - start);
+	}
+	p2p_cache_free(cache);
+	munmap(src, len);
+	munmap(dst, len);
+	snprintf(name, sizeof(name), "transfer_cached_%s", size);
+	say(name, 1, cached);
+	snprintf(name, sizeof(name), "transfer_uncached_%s", size);
+	say(name, 1, uncached);
 }
 
 int main(int argc, char **argv)
@@ -591,6 +658,9 @@ int main(int argc, char **argv)
 		registration("64k", 16);
 		registration("1m", 256);
 		registration("32m", 8192);
+		registration("64m", 16384);
+		transfer("64k", 16);
+		transfer("1m", 256);
 	}
 	return 0;
 }

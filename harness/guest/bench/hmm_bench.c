@@ -141,10 +141,13 @@ static int bench_map_range(struct bench *bench, struct hmm_bench *args)
 	cycles_t start, mapped;
 	size_t done;
 
+	if (args->flags & BENCH_SPAN_MAP)
+		SPAN(3);
 	start = get_cycles();
 	done = hmm_dma_map_range(bench->nic, &bench->map, 0, args->pages,
 				 &state, bench->addrs);
 	mapped = get_cycles();
+	SPAN(0);
 	if (!(args->flags & BENCH_KEEP))
 		bench_unmap(bench, args->pages, true);
 	bench_least(&args->unmap, get_cycles() - mapped);
@@ -170,11 +173,14 @@ static int bench_map(struct bench *bench, struct hmm_bench *args)
 	if (args->flags & BENCH_MAP_RANGE)
 		return bench_map_range(bench, args);
 
+	if (args->flags & BENCH_SPAN_MAP)
+		SPAN(2);
 	start = get_cycles();
 	for (i = 0; i < args->pages; i++)
 		failed |= hmm_dma_map_pfn(bench->nic, &bench->map, i, &state) ==
 			  DMA_MAPPING_ERROR;
 	mapped = get_cycles();
+	SPAN(0);
 	if (!(args->flags & BENCH_KEEP))
 		bench_unmap(bench, args->pages, false);
 	bench_least(&args->unmap, get_cycles() - mapped);
@@ -207,9 +213,13 @@ static int bench_round(struct bench *bench, struct hmm_bench *args)
 	for (;;) {
 		range.notifier_seq = mmu_interval_read_begin(range.notifier);
 		mmap_read_lock(mm);
+		if (args->flags & BENCH_SPAN_FAULT)
+			SPAN(1);
 		start = get_cycles();
 		ret = hmm_range_fault(&range);
 		ticks = get_cycles() - start;
+		if (args->flags & BENCH_SPAN_FAULT)
+			SPAN(0);
 		all += ticks;
 		mmap_read_unlock(mm);
 		if (ret == -EBUSY)

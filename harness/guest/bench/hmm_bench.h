@@ -14,6 +14,16 @@
 #define BENCH_MAP	(1U << 2)	/* map for the NIC, and unmap again */
 #define BENCH_MAP_RANGE	(1U << 3)	/* the same, all pages by one call */
 #define BENCH_KEEP	(1U << 4)	/* leave them mapped for the MMU notifier */
+#define BENCH_SPAN_FAULT (1U << 5)	/* hmm_range_fault() is the span 1 */
+#define BENCH_SPAN_MAP	(1U << 6)	/* mapping is 2, or 3 with MAP_RANGE */
+
+/*
+ * Begins the span @n, or ends it if that is 0: see spans in qemu/bench.toml. A
+ * NOP, which a plugin of QEMU recognizes.
+ */
+#define SPAN(n) \
+	asm volatile(".byte 0x0f, 0x1f, 0x84, 0x00, " #n ", 0xc0, 0xde, 0x5a" \
+		     ::: "memory")
 
 /**
  * struct hmm_bench - one call of hmm_range_fault()
