@@ -193,6 +193,7 @@ impl Device {
         self.pages.clear();
         self.caps = self.defaults();
         self.port_capabilities = 0;
+        self.witness.reset();
     }
 
     /// Destroys all objects.
@@ -206,6 +207,7 @@ impl Device {
         self.groups.clear();
         self.faults = Faults::default();
         self.bus.forget();
+        self.witness.forget_all();
         self.runnable.clear();
         self.timers.clear();
     }
@@ -242,10 +244,18 @@ impl Device {
         }
     }
 
-    /// Writes to configuration space.
-    pub fn config_write(&mut self, at: u64, data: &[u8]) {
-        self.config.write(at, data);
+    /// Writes to configuration space. Returns whether that was a function level reset.
+    pub fn config_write(&mut self, at: u64, data: &[u8]) -> bool {
+        let is_reset = self.config.starts_flr(at, data);
+        if is_reset {
+            let config = self.config.after_flr(pci::config());
+            self.reset();
+            self.config = config;
+        } else {
+            self.config.write(at, data);
+        }
         self.memory.is_bus_master = self.config.is_bus_master();
+        is_reset
     }
 
     /// Reads registers.

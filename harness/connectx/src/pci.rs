@@ -13,6 +13,8 @@ pub const VECTORS: Vectors = Vectors {
 };
 
 const PCIE: usize = 0x60;
+/// Device Control of PCI Express.
+pub const DEVICE_CONTROL: usize = PCIE + 8;
 const MSIX: usize = 0x9c;
 const ATS: usize = 0x100;
 
@@ -31,8 +33,8 @@ pub fn config() -> Config {
     // Device capabilities: 512 bytes of payload, extended tags, function level reset.
     config.set(PCIE + 4, &(0x1000_8022u32).to_le_bytes());
     // Device control: relaxed ordering, as after a reset.
-    config.set(PCIE + 8, &(0x0010u16).to_le_bytes());
-    config.allow(PCIE + 8, &[0xff, 0x7f]);
+    config.set(DEVICE_CONTROL, &(0x0010u16).to_le_bytes());
+    config.allow(DEVICE_CONTROL, &[0xff, 0x7f]);
     // Link: 8 GT/s, 16 lanes.
     config.set(PCIE + 0x0c, &(0x0000_0103u32).to_le_bytes());
     config.set(PCIE + 0x12, &(0x0103u16).to_le_bytes());

@@ -139,7 +139,11 @@ impl ServerBackend for Shared {
     fn region_write(&mut self, region: u32, at: u64, data: &[u8]) -> io::Result<()> {
         let mut state = self.state();
         match region {
-            VFIO_PCI_CONFIG_REGION_INDEX => state.device.config_write(at, data),
+            VFIO_PCI_CONFIG_REGION_INDEX => {
+                if state.device.config_write(at, data) {
+                    state.put_off.clear();
+                }
+            }
             VFIO_PCI_BAR0_REGION_INDEX if state.device.bus.is_asking() => {
                 state.put_off.push((at, data.to_vec()));
             }
@@ -193,7 +197,8 @@ impl ServerBackend for Shared {
 mod tests {
     use super::*;
     use crate::device::Scheme;
-    use crate::testing::Testbed;
+    use crate::pci::DEVICE_CONTROL;
+    use crate::testing::{PAGE, Pair, Testbed};
 
     /// No command comes between the translation of an address and its use. QEMU holds a lock,
     /// so it must not wait for a packet that waits for QEMU.
@@ -224,5 +229,42 @@ mod tests {
         assert!(shared.state().put_off.is_empty());
         shared.region_write(bar, register, &[0, 0, 0, 8]).unwrap();
         assert_eq!(seen(&mut shared), 8);
+    }
+
+    /// The packet that waits for QEMU is gone, with what it moved before.
+    #[test]
+    fn a_function_level_reset_while_qemu_is_asked() {
+        let Some(mut bench) = Testbed::new(Scheme::Transport) else {
+            return;
+        };
+        bench.device.bus.is_on = true;
+        let mut pair = Pair::new(&mut bench);
+        let (from, to) = (bench.alloc(PAGE), 0x70_0000_0000);
+        let (from, to) = (bench.mtt(0, &[from]), bench.mtt(0, &[to]));
+        let segments = [bench.remote(to, 0), bench.data(from, 0, 8)];
+        let opcode = bench.device.c.opcodes.rdma_write;
+        bench.post(&mut pair.a, opcode, 0, &segments);
+        bench.device.run().unwrap();
+        assert!(bench.device.bus.is_asking());
+        let log = bench.log;
+        let mut shared = Shared::new(bench.device, None);
+        let bar = VFIO_PCI_BAR0_REGION_INDEX;
+        shared.region_write(bar, 0, &[0; 4]).unwrap();
+        assert_eq!(shared.state().put_off.len(), 1);
+        let (config, control) = (VFIO_PCI_CONFIG_REGION_INDEX, DEVICE_CONTROL as u64);
+        shared.region_write(config, control, &[0x1f, 0x80]).unwrap();
+        assert!(shared.state().put_off.is_empty());
+        let mut data = [0; 2];
+        shared.region_read(config, control, &mut data).unwrap();
+        assert_eq!(data, [0x10, 0]);
+        // The guest goes on at once, and QEMU's answer comes late.
+        shared.region_write(config, 4, &[6, 0]).unwrap();
+        let mut device = shared.lock();
+        device.answered(Ok(Vec::new()));
+        assert_eq!(device.run(), Err(None));
+        device.witness.flush();
+        let text = std::fs::read_to_string(log.path()).unwrap();
+        assert!(!text.contains(r#""event":"dma""#), "{text}");
+        assert!(text.ends_with("\"event\":\"reset\"}\n"), "{text}");
     }
 }

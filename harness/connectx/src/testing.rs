@@ -213,6 +213,17 @@ impl Testbed {
         self.device.config_write(4, &[if on { 6 } else { 2 }, 0]);
     }
 
+    /// Resets the function as a guest does: by Initiate Function Level Reset.
+    pub fn function_reset(&mut self) {
+        let control = crate::pci::DEVICE_CONTROL as u64;
+        let mut data = [0; 2];
+        self.device.config.read(control, &mut data);
+        assert!(
+            self.device
+                .config_write(control, &[data[0], data[1] | 0x80])
+        );
+    }
+
     /// Allocates host memory.
     pub fn alloc(&mut self, len: u64) -> u64 {
         let at = self.next;

@@ -104,6 +104,8 @@ enum Event<'a> {
         name: &'a str,
         status: u64,
     },
+    /// The function was reset, by its driver or by QEMU.
+    Reset,
     Violation {
         what: &'a str,
     },
@@ -287,6 +289,16 @@ impl Witness {
     /// Records that a key was destroyed.
     pub fn forget(&mut self, mkey: u32) {
         self.written.remove(&(mkey >> 8));
+    }
+
+    /// Records that all keys were destroyed.
+    pub fn forget_all(&mut self) {
+        self.written.clear();
+    }
+
+    /// Records a reset of the function.
+    pub fn reset(&mut self) {
+        self.line(Event::Reset);
     }
 
     /// A page fault was reported.

@@ -270,13 +270,23 @@ fn the_port_keeps_what_the_driver_may_change() {
     assert_eq!(modify(1 << 16, 1 << 3), (Ok(()), 0));
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Teardown,
+    /// As QEMU resets the device.
+    Reset,
+    /// As the guest does.
+    FunctionReset,
+}
+
 #[test]
-fn a_reset_and_a_teardown_forget_everything() {
+fn resets_and_a_teardown_forget_everything() {
     let Some(bench) = Testbed::new(Scheme::Transport) else {
         return;
     };
     drop(bench);
-    for is_reset in [false, true] {
+    for end in [End::Teardown, End::Reset, End::FunctionReset] {
+        let is_reset = end != End::Teardown;
         let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let mut pair = Pair::new(&mut bench);
         let ring = Ring::new(&mut bench, 0);
@@ -290,12 +300,21 @@ fn a_reset_and_a_teardown_forget_everything() {
         bench.post(&mut pair.b, c.send, 0, &[data]);
         bench.settle();
         assert_eq!(bench.device.witness.totals.faults, 1);
-        if is_reset {
-            bench.device.reset();
-        } else {
-            bench.command("TEARDOWN_HCA", &[], |_, _| {}).unwrap();
+        assert_ne!(bench.device.witness.used(key, 0).umr, 0);
+        match end {
+            End::Teardown => drop(bench.command("TEARDOWN_HCA", &[], |_, _| {}).unwrap()),
+            End::Reset => bench.device.reset(),
+            End::FunctionReset => bench.function_reset(),
         }
+        let resets = bench
+            .lines()
+            .iter()
+            .filter(|l| l["event"] == "reset")
+            .count();
+        assert_eq!(resets, usize::from(is_reset));
         let device = &mut bench.device;
+        assert_eq!(device.witness.used(key, 0).umr, 0);
+        assert_eq!(device.memory.is_bus_master, !is_reset);
         assert!(device.qps.is_empty() && device.cqs.is_empty() && device.eqs.is_empty());
         assert!(device.mkeys.is_empty() && device.srqs.is_empty() && device.simple.is_empty());
         assert_eq!(device.run(), Err(None));
