@@ -6,6 +6,8 @@ use crate::device::command::Status;
 use crate::device::command::port::MAX_MEMBERS;
 use crate::device::{Device, Scheme};
 
+/// log2 of the size of a BlueFlame register, a doorbell for requests to send.
+pub const LOG_BLUE_FLAME: u64 = 9;
 /// Size of a capability group.
 const CAP_SIZE: usize = 4096;
 
@@ -75,7 +77,7 @@ impl Device {
             (l.log_pg_sz, 12),
             (l.uar_sz, 13),
             (l.bf, 1),
-            (l.log_bf_reg_size, 9),
+            (l.log_bf_reg_size, LOG_BLUE_FLAME),
             (l.max_wqe_sz_sq, 1024),
             (l.max_wqe_sz_rq, 512),
             (l.log_max_pd, 23),

@@ -9,6 +9,7 @@ use endpoint::irq::Irqs;
 use endpoint::proxy::Answer;
 
 use crate::bus::Bus;
+use crate::caps::LOG_BLUE_FLAME;
 use crate::device::command::Status;
 use crate::device::fault::Faults;
 use crate::device::mkey::Mkey;
@@ -44,6 +45,12 @@ pub struct Options {
 
 /// The first UAR. The init segment and QEMU's MSI-X table are below it.
 pub const FIRST_UAR: u64 = 8;
+
+/// The doorbells of event queues in a UAR (`MLX5_EQ_DOORBELL_OFFSET`): the first one also arms the
+/// queue. Only the driver's sources define them, which the model does not read; a test does.
+pub const EQ_ARM: u64 = 0x40;
+/// As [`EQ_ARM`], and leaves the queue as it is.
+pub const EQ_UPDATE: u64 = EQ_ARM + 8;
 
 /// log2 of the number of commands and of a command's size, as in the register.
 const COMMANDS: u32 = 5;
@@ -301,7 +308,8 @@ impl Device {
         };
         let first = number(data);
         let second = number(data.get(4..).unwrap_or_default());
-        let page = at >> 12;
+        let c = self.c.uar;
+        let page = at >> c.page_shift;
         if page < FIRST_UAR {
             let l = &self.l.init_seg;
             let is = |field: crate::layout::Field| field.byte() as u64 == at;
@@ -321,14 +329,18 @@ impl Device {
         if !self.simple.contains(&(Simple::Uar, uar)) {
             return self.note(&format!("a doorbell in UAR {page}, which is not allocated"));
         }
-        match at & 0xfff {
-            0x20 if data.len() >= 8 => self.cq_doorbell(first, second),
-            0x40 => self.eq_doorbell(first, true),
-            0x48 => self.eq_doorbell(first, false),
+        let offset = at & ((1 << c.page_shift) - 1);
+        // A driver uses the two halves of a BlueFlame register in turn.
+        let is_half = |at: u64| at.is_multiple_of(1 << (LOG_BLUE_FLAME - 1));
+        match offset {
+            EQ_ARM => self.eq_doorbell(first, true),
+            EQ_UPDATE => self.eq_doorbell(first, false),
+            _ if data.len() < 8 => {}
+            _ if offset == c.cq => self.cq_doorbell(first, second),
             // BlueFlame: the first eight bytes of a work request. The rest of the request is also
             // in memory.
-            offset if offset >= 0x800 && offset & 0xff == 0 && data.len() >= 8 => {
-                self.send_doorbell(page, second >> 8);
+            _ if offset.checked_sub(c.blue_flame).is_some_and(is_half) => {
+                self.send_doorbell(page, second >> self.c.misc.qpn_shift);
             }
             _ => {}
         }

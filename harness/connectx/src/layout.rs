@@ -590,6 +590,8 @@ constants! {
         wqe = "MLX5_PFAULT_SUBTYPE_WQE",
         rdma = "MLX5_PFAULT_SUBTYPE_RDMA",
         memory = "MLX5_PFAULT_SUBTYPE_MEMORY",
+        is_write = "MLX5_PFAULT_WRITE",
+        is_rdma = "MLX5_PFAULT_RDMA",
         rmp = "MLX5_WQE_PF_TYPE_RMP",
         requester_send = "MLX5_WQE_PF_TYPE_REQ_SEND_OR_WRITE",
         responder = "MLX5_WQE_PF_TYPE_RESP",
@@ -720,9 +722,21 @@ constants! {
         outstanding = "MLX5_CMD_STAT_BAD_SIZE_OUTS_CQES_ERR",
         bad_output_len = "MLX5_CMD_STAT_BAD_OUTP_LEN_ERR",
     }
+    /// Doorbells: pages of the BAR, and the registers in each page.
+    uar: Uar {
+        page_shift = "MLX5_ADAPTER_PAGE_SHIFT",
+        cq = "MLX5_CQ_DOORBELL",
+        cq_solicited = "MLX5_CQ_DB_REQ_NOT_SOL",
+        blue_flame = "MLX5_BF_OFFSET",
+        blue_flames = "MLX5_BFREGS_PER_UAR",
+    }
     /// Other constants.
     misc: Misc {
         inline_seg = "MLX5_INLINE_SEG",
+        inline_len = "MLX5_WQE_INLINE_SEG_BYTE_COUNT_MASK",
+        extended_av = "MLX5_EXTENDED_UD_AV",
+        opcode_mask = "MLX5_WQE_CTRL_OPCODE_MASK",
+        qpn_shift = "MLX5_WQE_CTRL_QPN_SHIFT",
         cmd_block = "MLX5_CMD_DATA_BLOCK_SIZE",
         ds_mask = "MLX5_WQE_CTRL_DS_MASK",
         cq_update = "MLX5_WQE_CTRL_CQ_UPDATE",

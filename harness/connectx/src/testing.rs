@@ -30,14 +30,19 @@ pub const PAGE: u64 = 4096;
 /// The low byte of the keys here.
 pub const LOW: u32 = 0x42;
 
-/// The headers of the kernel in `LINUX_TREE`, or of the kernel that the harness has built.
-/// Without a kernel, the tests that need headers print a warning and pass.
+/// The kernel in `LINUX_TREE`, or the one that the harness has built.
+pub fn tree() -> PathBuf {
+    let tree = std::env::var_os("LINUX_TREE").map(PathBuf::from);
+    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../build/linux");
+    tree.unwrap_or_else(beside)
+}
+
+/// The headers of that kernel. Without a kernel, the tests that need headers print a warning
+/// and pass.
 pub fn headers() -> Option<&'static Headers> {
     static HEADERS: OnceLock<Option<Headers>> = OnceLock::new();
     let read = || {
-        let tree = std::env::var_os("LINUX_TREE").map(PathBuf::from);
-        let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../build/linux");
-        let dir = tree.unwrap_or_else(beside).join("include/linux/mlx5");
+        let dir = tree().join("include/linux/mlx5");
         if dir.exists() {
             return Some(Headers::read(&dir).unwrap());
         }

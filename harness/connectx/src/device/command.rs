@@ -411,7 +411,7 @@ impl Device {
 
     /// Allocates a UAR, a page of the BAR. UARs are few, so a freed one is reused at once.
     fn alloc_uar(&mut self, out: &mut [u8]) -> Answer {
-        let mut all = FIRST_UAR as u32..(BAR_SIZE >> 12) as u32;
+        let mut all = FIRST_UAR as u32..(BAR_SIZE >> self.c.uar.page_shift) as u32;
         let free = all.find(|page| !self.simple.contains(&(Simple::Uar, *page)));
         let page = free.ok_or(Status::NoResources)?;
         self.simple.insert((Simple::Uar, page));

@@ -61,6 +61,9 @@ pub struct Missing {
     pub write: bool,
 }
 
+/// The last event of a fault (`MLX5_MEMORY_PAGE_FAULT_FLAGS_LAST`). Only the driver defines it.
+pub const LAST_EVENT: u64 = 1 << 7;
+
 /// Tokens have 24 bits.
 const TOKENS: u64 = 1 << 24;
 
@@ -111,7 +114,11 @@ impl Device {
         let (kind, wq, counter) = match side {
             Side::Remote { va, key } => {
                 // The driver only logs the write bit.
-                let kind = 1 << 2 | u64::from(missing.write) << 1;
+                let kind = if missing.write {
+                    pf.is_rdma | pf.is_write
+                } else {
+                    pf.is_rdma
+                };
                 return (
                     pf.rdma,
                     vec![
@@ -157,8 +164,6 @@ impl Device {
     fn memory_fault(&self, token: u64, missing: &Missing) -> Vec<(Field, u64)> {
         const PAGE: u64 = 4096;
         const AT_ONCE: u64 = 1 << 20;
-        /// The last event of this fault.
-        const LAST: u64 = 1 << 7;
         let l = &self.l.eqe;
         // Most likely the rest of the operation is absent as well, so report it too. The driver
         // ignores any part beyond the region.
@@ -167,7 +172,7 @@ impl Device {
         let first = missing.va & !(PAGE - 1);
         let pages = (missing.va - first + rest).div_ceil(PAGE);
         vec![
-            (l.memory_flags, LAST),
+            (l.memory_flags, LAST_EVENT),
             (l.memory_token_31_0, token & 0xffff_ffff),
             (l.memory_token_47_32, token >> 32),
             (l.memory_pages, pages << 12),

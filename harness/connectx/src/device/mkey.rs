@@ -64,9 +64,9 @@ const DEPTH: usize = 4;
 const STEPS: usize = 1 << 18;
 
 /// Bits of an MTT below the address (`MLX5_IB_MTT_READ` and `_WRITE`). Only the driver's own
-/// header defines them, which the model does not read.
-const MTT_READ: u64 = 1;
-const MTT_WRITE: u64 = 2;
+/// header defines them, which the model does not read; a test does.
+pub const MTT_READ: u64 = 1;
+pub const MTT_WRITE: u64 = 2;
 const MTT_FLAGS: u64 = 0xfff;
 
 /// A UMR writes blocks of this many bytes.

@@ -177,7 +177,7 @@ impl Device {
     pub fn cq_doorbell(&mut self, first: u32, cqn: u32) {
         let cqn = cqn & 0xff_ffff;
         let seen = first & 0xff_ffff;
-        let arm = if first & (1 << 24) != 0 {
+        let arm = if u64::from(first) & self.c.uar.cq_solicited != 0 {
             Arm::Solicited
         } else {
             Arm::Next

@@ -1,4 +1,8 @@
 use super::*;
+use crate::caps::LOG_BLUE_FLAME;
+use crate::device::fault::LAST_EVENT;
+use crate::device::mkey::{MTT_READ, MTT_WRITE};
+use crate::device::{EQ_ARM, EQ_UPDATE};
 
 const IFC: &str = "\
 /* struct mlx5_ifc_comment_bits { u8 x[0x1]; }; */
@@ -298,4 +302,36 @@ fn the_kernel_has_all_that_is_used() {
     }
     assert_eq!(constants.mkey_mask.free, 1 << 29);
     assert_eq!(headers.ops()[&0x200], "CREATE_MKEY");
+}
+
+/// The model reads the headers only. What the driver's sources define, it repeats.
+#[test]
+fn the_driver_has_what_the_model_repeats() {
+    let Some(headers) = crate::testing::headers() else {
+        return;
+    };
+    let read = |file: &str| std::fs::read_to_string(crate::testing::tree().join(file)).unwrap();
+    let core = "drivers/net/ethernet/mellanox/mlx5/core";
+    let ib = "drivers/infiniband/hw/mlx5";
+    for (file, name, ours) in [
+        (format!("{core}/eq.c"), "MLX5_EQ_DOORBELL_OFFSET", EQ_ARM),
+        (format!("{ib}/mlx5_ib.h"), "MLX5_IB_MTT_READ", MTT_READ),
+        (format!("{ib}/mlx5_ib.h"), "MLX5_IB_MTT_WRITE", MTT_WRITE),
+        (
+            format!("{ib}/odp.c"),
+            "MLX5_MEMORY_PAGE_FAULT_FLAGS_LAST",
+            LAST_EVENT,
+        ),
+    ] {
+        let source = Headers::parse(&[(&file, &read(&file))]).unwrap();
+        assert_eq!(source.constant(name).unwrap(), ours, "{name} in {file}");
+    }
+    // It counts in words of four bytes.
+    let update = format!("eq->doorbell + (arm ? 0 : {});", (EQ_UPDATE - EQ_ARM) / 4);
+    let source = read(&format!("{core}/lib/eq.h"));
+    assert!(source.contains(&update), "lib/eq.h has no {update}");
+    // The BlueFlame registers are the rest of a page.
+    let uar = Constants::load(headers).unwrap().uar;
+    let end = uar.blue_flame + (uar.blue_flames << LOG_BLUE_FLAME);
+    assert_eq!(end, 1 << uar.page_shift);
 }

@@ -4,9 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Cqe, LOG_EQ, LOG_RECEIVE, LOG_SEND, LOG_STRIDE, TestCq, TestQp, Testbed, structure};
-use crate::device::Scheme;
 use crate::device::command::Status;
 use crate::device::queue::CQE;
+use crate::device::{EQ_ARM, Scheme};
 use crate::layout::Layouts;
 
 impl Testbed {
@@ -48,7 +48,7 @@ impl Testbed {
         self.put_u32(qp.doorbell + 4, u32::from(qp.posted));
         let mut bytes = [0; 8];
         bytes[4..].copy_from_slice(&(qp.qpn << 8).to_be_bytes());
-        self.device.write(self.uar << 12 | 0x800, &bytes);
+        self.doorbell(self.device.c.uar.blue_flame, &bytes);
     }
 
     /// Posts a receive request.
@@ -160,14 +160,19 @@ impl Testbed {
     /// Reports the read events to the device, and arms the event queue.
     pub fn arm_eq(&mut self) {
         let value = self.eqn << 24 | self.eq_consumed;
-        self.device
-            .write(self.uar << 12 | 0x40, &value.to_be_bytes());
+        self.doorbell(EQ_ARM, &value.to_be_bytes());
+    }
+
+    /// Writes to a doorbell of the driver's UAR.
+    pub fn doorbell(&mut self, offset: u64, bytes: &[u8]) {
+        let page = self.uar << self.device.c.uar.page_shift;
+        self.device.write(page | offset, bytes);
     }
 
     pub fn arm_cq(&mut self, cq: &TestCq, solicited: bool) {
         let first = cq.consumed | u32::from(solicited) << 24;
         let mut bytes = first.to_be_bytes().to_vec();
         bytes.extend(cq.cqn.to_be_bytes());
-        self.device.write(self.uar << 12 | 0x20, &bytes);
+        self.doorbell(self.device.c.uar.cq, &bytes);
     }
 }

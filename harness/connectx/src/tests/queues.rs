@@ -1,8 +1,9 @@
 //! Event queues and completion queues: when they interrupt, and what happens if the driver
 //! does not read them.
 
-use crate::device::Scheme;
+use crate::caps::LOG_BLUE_FLAME;
 use crate::device::command::Status;
+use crate::device::{EQ_UPDATE, Scheme};
 use crate::testing::{Pair, TestQp, Testbed};
 
 fn nop(bench: &mut Testbed, qp: &mut TestQp) {
@@ -136,4 +137,45 @@ fn a_doorbell_record_that_is_gone_is_a_violation() {
     bench.device.qps.get_mut(&qp.qpn).unwrap().doorbell = 1 << 40;
     bench.ring(&qp);
     assert_eq!(bench.device.witness.totals.violations, 2);
+}
+
+#[test]
+fn only_doorbells_ring() {
+    let Some(mut bench) = Testbed::new(Scheme::Transport) else {
+        return;
+    };
+    let mut pair = Pair::new(&mut bench);
+    let uar = bench.device.c.uar;
+    let (half, full) = (1 << (LOG_BLUE_FLAME - 1), 1 << LOG_BLUE_FLAME);
+    // mlx5 uses the halves of a BlueFlame register in turn.
+    for right in [0, half, full, (uar.blue_flames - 1) * full + half] {
+        // The doorbell of this request is for a queue pair that is not there.
+        let mut nobody = TestQp {
+            qpn: 0,
+            ..pair.a.clone()
+        };
+        let opcode = bench.device.c.opcodes.nop;
+        bench.post(&mut nobody, opcode, 0, &[]);
+        pair.a.posted = nobody.posted;
+        let mut bytes = [0; 8];
+        bytes[4..].copy_from_slice(&(pair.a.qpn << 8).to_be_bytes());
+        for at in [
+            uar.blue_flame + 8,
+            uar.blue_flame + half / 2,
+            uar.blue_flame - half,
+        ] {
+            bench.doorbell(at, &bytes);
+            bench.settle();
+            assert_eq!(bench.poll(&mut pair.a_cq), None, "{at:#x}");
+        }
+        bench.doorbell(uar.blue_flame + right, &bytes);
+        bench.settle();
+        assert!(bench.poll(&mut pair.a_cq).is_some(), "{right:#x}");
+    }
+    // The second doorbell of an event queue does not arm it.
+    let value = bench.eqn << 24;
+    bench.doorbell(EQ_UPDATE, &value.to_be_bytes());
+    bench.arm_cq(&pair.a_cq, false);
+    nop(&mut bench, &mut pair.a);
+    assert_eq!(bench.interrupts(), 0);
 }

@@ -367,7 +367,7 @@ fn any_access_to_a_register_is_survived() {
             // Some inputs use the numbers of real queues.
             let mut data = data;
             if data.len() >= 8 && data[0] % 3 == 0 {
-                let number = if at & 0x800 == 0 {
+                let number = if at & bench.device.c.uar.blue_flame == 0 {
                     pair.a_cq.cqn
                 } else {
                     pair.a.qpn << 8

@@ -66,7 +66,7 @@ impl Device {
         if wqe.len() < l.ctrl.size {
             return Err("a request without a control segment".to_owned());
         }
-        let opcode = l.ctrl.opmod_idx_opcode.get(wqe) & 0xff;
+        let opcode = l.ctrl.opmod_idx_opcode.get(wqe) & self.c.misc.opcode_mask;
         let flags = l.ctrl.fm_ce_se.get(wqe);
         let mut rest = &wqe[l.ctrl.size..];
         let mut take = |len: usize| -> Result<&[u8], String> {
@@ -84,10 +84,10 @@ impl Device {
         }
         if qp.service == st.ud || qp.service == st.qp1 {
             let base = take(l.base_av.size)?;
-            let to = l.base_av.dqp_dct.get(base) as u32;
-            remote_qpn = to & 0xff_ffff;
-            // The longer form of an address (`MLX5_EXTENDED_UD_AV`).
-            if to & 1 << 31 != 0 {
+            let to = l.base_av.dqp_dct.get(base);
+            remote_qpn = to as u32 & 0xff_ffff;
+            // The longer form of an address.
+            if to & self.c.misc.extended_av != 0 {
                 take(l.av.size - l.base_av.size)?;
             }
         }
@@ -167,7 +167,7 @@ impl Device {
         while bytes.len() >= l.size {
             let count = l.byte_count.get(bytes);
             if count & self.c.misc.inline_seg != 0 {
-                let len = (count & 0x3ff) as usize;
+                let len = (count & self.c.misc.inline_len) as usize;
                 let data = bytes.get(4..4 + len);
                 let data = data.ok_or("inline data that are cut off")?;
                 if is_receive {
