@@ -17,6 +17,13 @@ use results::report::Outcome;
 /// The width of body lines by checkpatch's rules.
 const WIDTH: usize = 75;
 
+/// How many lines a patch may change that is not a test, so that reviewers can read it as one.
+const MAX_CHANGED: usize = 500;
+
+/// How many lines a patch that is a test may change in other files, such as `Kconfig`,
+/// `Makefile` and `MAINTAINERS`.
+const MAX_BESIDE_TEST: usize = 30;
+
 /// Applies all patches to the base with `git am`, in a work tree that only has the files
 /// they touch.
 pub fn am(checker: &Checker<'_>) -> Result<Outcome> {
@@ -129,7 +136,8 @@ pub fn mail(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
         let patches = series.part(&[topic]).patches;
         for (number, patch) in patches.iter().enumerate() {
             let text = fs::read_to_string(patch)?;
-            let trouble = faults(&text, prefix, number + 1, patches.len());
+            let mut trouble = faults(&text, prefix, number + 1, patches.len());
+            trouble.extend(size(&numstat(&checker.tree.dir, patch)?));
             let trouble = (!trouble.is_empty()).then(|| trouble.join("\n"));
             outcomes.push(Outcome::unless("mail", &name(patch), trouble));
         }
@@ -182,6 +190,49 @@ pub fn faults(text: &str, prefix: &str, number: usize, count: usize) -> Vec<Stri
         }
     }
     faults
+}
+
+/// How many lines a patch adds to and removes from each file: a line `added removed file`
+/// for each. The message and the signature of a mail do not count. `tree` must be the top of a
+/// repository: below it, git leaves out all other files.
+pub fn numstat(tree: &Path, patch: &Path) -> Result<String> {
+    ask(tree, &["apply", "--numstat", &patch.to_string_lossy()])
+}
+
+/// Says why a patch is too large, if it is, from its [`numstat`].
+pub fn size(numstat: &str) -> Option<String> {
+    if numstat.is_empty() {
+        return Some("git finds no diff in it".to_owned());
+    }
+    let (mut all, mut beside_tests) = (0, 0);
+    for line in numstat.lines() {
+        let mut fields = line.splitn(3, '\t');
+        let mut count = || fields.next().and_then(|field| field.parse().ok());
+        // A binary file has no lines.
+        let changed = count().unwrap_or(0_usize) + count().unwrap_or(0);
+        all += changed;
+        if !fields.next().is_some_and(is_test) {
+            beside_tests += changed;
+        }
+    }
+    (all > MAX_CHANGED && beside_tests > MAX_BESIDE_TEST).then(|| {
+        format!(
+            "it changes {all} lines, {beside_tests} of them not in test files. \
+             Split it: only a test may change more than {MAX_CHANGED}"
+        )
+    })
+}
+
+/// Whether a file is a test. A driver of a test device is code as any other.
+fn is_test(file: &str) -> bool {
+    let (dir, name) = file.rsplit_once('/').unwrap_or(("", file));
+    let stem = name.split('.').next().unwrap_or_default();
+    file.starts_with("tools/testing/")
+        || dir.split('/').any(|dir| dir == "tests")
+        || stem == "tests"
+        || stem.starts_with("test_")
+        || stem.ends_with("_test")
+        || stem.ends_with("_kunit")
 }
 
 /// `Fixes: ...`, `Assisted-by: ...`

@@ -34,6 +34,88 @@ fn a_mail_and_its_faults() {
 }
 
 #[test]
+fn a_large_patch_must_be_a_test() {
+    let code = |lines: usize| format!("{lines}\t0\tmm/hmm.c\n");
+    assert_eq!(mail::size(&code(500)), None);
+    let why = mail::size(&code(501)).unwrap();
+    assert!(why.contains("changes 501 lines, 501 of them not"), "{why}");
+    // Removed lines count, and all files together. A binary file has no lines.
+    let files = "-\t-\tlogo.png\n300\t150\tmm/hmm.c\n1\t50\tmm/a b.c\n";
+    let why = mail::size(files).unwrap();
+    assert!(why.contains("changes 501 lines, 501 of them not"), "{why}");
+    assert!(mail::size("").is_some());
+    // Code with its test is no test.
+    let both = "200\t0\tmm/hmm.c\n301\t0\tmm/tests/hmm_kunit.c\n";
+    let why = mail::size(both).unwrap();
+    assert!(why.contains("changes 501 lines, 200 of them not"), "{why}");
+}
+
+#[test]
+fn what_is_a_test_file() {
+    let tests = [
+        "tools/testing/selftests/p2pdma/p2p_demo.c",
+        "drivers/pci/p2pdma_kunit.c",
+        "drivers/base/property_test.rs",
+        "lib/tests/list.c",
+        "lib/test_hmm_uapi.h",
+        "rust/kernel/gpu/window/tests.rs",
+    ];
+    for file in tests {
+        assert_eq!(mail::size(&format!("900\t0\t{file}\n")), None, "{file}");
+    }
+    let others = [
+        "Documentation/mm/hmm.rst",
+        "drivers/misc/p2ptest/rdma/mr.c",
+        "include/uapi/linux/p2ptest.h",
+        "tools/lib/bpf/libbpf.c",
+        "drivers/latest.c",
+        "drivers/tests.d/contest.c",
+    ];
+    for file in others {
+        assert!(mail::size(&format!("900\t0\t{file}\n")).is_some(), "{file}");
+    }
+    // A test is built, and belongs to somebody.
+    let built = |lines| format!("900\t0\tmm/tests/a.c\n{lines}\t0\tmm/Kconfig\n");
+    assert_eq!(mail::size(&built(30)), None);
+    assert!(mail::size(&built(31)).is_some());
+}
+
+#[test]
+fn only_the_diff_of_a_mail_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let patch = dir.path().join("0001-a.patch");
+    let diff = "\
+diff --git a/mm/hmm.c b/mm/hmm.c
+index 0000001..0000002 100644
+--- a/mm/hmm.c
++++ b/mm/hmm.c
+@@ -1,3 +1,4 @@
+ one
+--- two
++two
+++++ three
+ four
+diff --git a/old.c b/new.c
+similarity index 90%
+rename from old.c
+rename to new.c
+index 0000001..0000002 100644
+--- a/old.c
++++ b/new.c
+@@ -9 +9 @@
+-a
++b
+-- 
+2.39.5
+";
+    fs::write(&patch, format!("{MAIL}+no diff\n\n{diff}")).unwrap();
+    assert_eq!(
+        mail::numstat(dir.path(), &patch).unwrap().trim_end(),
+        "2\t1\tmm/hmm.c\n1\t1\tnew.c"
+    );
+}
+
+#[test]
 fn codespell_sees_the_message_and_new_lines() {
     let patch = "message\n---\ndiff --git a/x b/x\n--- a/x\n+++ b/x\n context\n-old\n+new\n";
     assert_eq!(mail::ours(patch), "message\n---\n\n\n\n\n\nnew\n");
