@@ -38,6 +38,9 @@ struct Arguments {
     /// The VBIOS, as it is, in place of the model's own; 1 MiB at most
     #[arg(long)]
     vbios: Option<PathBuf>,
+    /// Spoil the VBIOS, so that the driver has to refuse the device
+    #[arg(long, value_name = "FLAW")]
+    vbios_flaw: Option<vbios::Flaw>,
     /// Let the copy engine fail after this many transfers: each later transfer ends its
     /// channel
     #[arg(long)]
@@ -118,6 +121,9 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     gpu.inject.slow = arguments.slow;
     gpu.tlb.is_used = arguments.tlb;
     gpu.vbios = vbios.unwrap_or(gpu.vbios);
+    if let Some(flaw) = arguments.vbios_flaw {
+        vbios::spoil(&mut gpu.vbios, flaw);
+    }
     let served = Served::new(gpu);
     let waiting = arguments.slow.is_some().then(|| {
         let served = served.clone();

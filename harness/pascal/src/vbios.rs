@@ -9,6 +9,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 
 use crate::pci::{DEVICE, VENDOR};
 use crate::registers::{PROM, PROM_END};
@@ -30,6 +31,25 @@ const PMU_TABLE: usize = 0x1d0;
 const RAM_MAP: usize = 0x200;
 /// The program of the PMU table. It never runs, as the device starts initialised.
 const PMU_PROGRAM: usize = 0x240;
+
+/// What is wrong with a VBIOS, for a driver to notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Flaw {
+    /// It does not begin as a VBIOS does: `nvbios_shadow()` finds none.
+    Signature,
+    /// It ends before its tables, and its checksum is wrong. `shadow_image()` accepts that,
+    /// and `gm200_devinit_post()` finds no scripts.
+    Tables,
+}
+
+/// Gives the image this flaw.
+pub fn spoil(image: &mut [u8], flaw: Flaw) {
+    match flaw {
+        Flaw::Signature => image.iter_mut().take(2).for_each(|byte| *byte = !*byte),
+        // Erased, as a flash ROM is.
+        Flaw::Tables => image.iter_mut().skip(BIT).for_each(|byte| *byte = 0xff),
+    }
+}
 
 /// An entry of the BIT, the table of tables (`bios/bit.c`).
 struct Entry {
@@ -158,6 +178,32 @@ mod tests {
         assert_eq!(&image[pcir..pcir + 4], b"PCIR");
         assert_eq!(u16_at(&image, pcir + 0x10) * 512, image.len());
         assert_eq!(image[pcir + 0x15] & 0x80, 0x80);
+    }
+
+    #[test]
+    fn a_flaw_is_one_that_nouveau_notices() {
+        let flawed = |flaw| {
+            let mut image = image();
+            spoil(&mut image, flaw);
+            image
+        };
+        // `nvbios_imagen()` knows these.
+        let signature = u16_at(&flawed(Flaw::Signature), 0);
+        assert!(![0xaa55, 0xbb77, 0x4e56].contains(&signature));
+
+        let image = flawed(Flaw::Tables);
+        let pcir = u16_at(&image, 0x18);
+        assert_eq!(u16_at(&image, 0), 0xaa55);
+        assert_eq!(&image[pcir..pcir + 4], b"PCIR");
+        assert_eq!(u16_at(&image, pcir + 0x10) * 512, image.len());
+        assert_ne!(image.iter().fold(0u8, |sum, b| sum.wrapping_add(*b)), 0);
+        assert!(entry(&image, b'I').is_none());
+
+        // A file may be shorter than what is changed.
+        for flaw in Flaw::value_variants() {
+            spoil(&mut [], *flaw);
+            spoil(&mut [0; 1], *flaw);
+        }
     }
 
     #[test]

@@ -55,6 +55,14 @@ fn a_vbios_that_does_not_fit_is_refused() {
 }
 
 #[test]
+fn a_vbios_flaw_that_is_none_is_refused() {
+    is_refused(
+        &["--vbios-flaw=rust"],
+        "[possible values: signature, tables]",
+    );
+}
+
+#[test]
 fn a_transfer_that_is_none_cannot_be_slow() {
     for wrong in ["60", "0:20", "60:", "a:b", "-1:5"] {
         is_refused(&[&format!("--slow={wrong}")], "milliseconds, as 60:20000");

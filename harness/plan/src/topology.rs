@@ -153,10 +153,13 @@ impl Models<'_> {
         kind == Kind::Parallel && !self.edu
     }
 
-    /// Whether the GPUs are models of a Pascal that can copy pages.
+    /// Whether the GPUs are models of a Pascal that can copy pages for their driver.
     pub fn has_copy_engine(&self) -> bool {
+        let hides = |argument: &String| {
+            argument == "--no-copy-engine" || argument.starts_with("--vbios-flaw")
+        };
         self.pascal
-            .is_some_and(|arguments| !arguments.iter().any(|a| a == "--no-copy-engine"))
+            .is_some_and(|arguments| !arguments.iter().any(hides))
     }
 }
 
@@ -430,6 +433,20 @@ pub fn pascal(n: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_may_have_nothing_to_copy_with() {
+        let copies = |argument: &str| {
+            let models = Models {
+                pascal: Some(&[argument.to_owned()]),
+                ..Models::default()
+            };
+            models.has_copy_engine()
+        };
+        assert!(copies("--tlb") && copies("--vbios=rom"));
+        assert!(!copies("--no-copy-engine") && !copies("--vbios-flaw=tables"));
+        assert!(!Models::default().has_copy_engine());
+    }
 
     #[test]
     fn the_topologies_of_this_repository() {

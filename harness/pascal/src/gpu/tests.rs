@@ -387,6 +387,29 @@ fn in_d3_nothing_answers() {
 
 proptest! {
     #[test]
+    fn any_vbios_can_be_read(
+        image in prop::collection::vec(any::<u8>(), 0..64),
+        reads in prop::collection::vec((0..80u32, 1..9usize), 1..20),
+    ) {
+        let (mut gpu, ..) = gpu();
+        gpu.vbios = image;
+        // Of a word that is not there as a whole, no byte is.
+        let whole = gpu.vbios.len() / 4 * 4;
+        for (at, len) in reads {
+            let mut data = [0; 8];
+            gpu.read(u64::from(r::PROM + at), &mut data[..len]);
+            for (at, byte) in (at as usize..).zip(&data[..len]) {
+                let there = gpu.vbios[..whole].get(at).copied();
+                prop_assert_eq!(*byte, there.unwrap_or(0xff));
+            }
+        }
+        // Near the end of the window, where there is none of it.
+        let mut data = [0; 4];
+        gpu.read(u64::from(r::PROM_END - 4), &mut data);
+        prop_assert_eq!(data, [0xff; 4]);
+    }
+
+    #[test]
     fn random_accesses_do_not_end_the_model(
         accesses in prop::collection::vec(
             (0..7u8, any::<u32>(), any::<u64>(), 1..9usize), 1..100
