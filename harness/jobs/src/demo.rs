@@ -1,6 +1,6 @@
 //! The main job, once per scenario of each topology and NIC. A process's memory is in the
 //! GPU, the NIC reads and writes it, and the judge checks it. If the NIC is a ConnectX
-//! model, its log must agree.
+//! model, or the GPU a Pascal model, its log must agree.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +19,10 @@ use machine::witness::Conversation;
 use plan::job::{Job, split};
 use plan::topology::{Scenario, connectx};
 use results::report::Outcome;
+
+use copies::Copies;
+
+mod copies;
 
 /// What p2p_demo writes about a scenario, with any NIC.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -145,10 +149,19 @@ pub fn rows(job: &Job<'_>, ran: &RunResult) -> Vec<ScenarioResult> {
     }
     let has_log = job.spec.models().has_connectx(job.spec.machine);
     let witness = has_log.then(|| Witness::read(ran));
+    let copies = job.spec.pascal.is_some().then(|| Copies::read(ran));
     let plays = plays(job);
     let all = plays.iter().enumerate();
-    all.map(|(number, play)| row(job, number, plays.len(), *play, ran, witness.as_ref()))
-        .collect()
+    let row = |(number, play): (usize, &Play<'_>)| {
+        let mut row = row(job, number, plays.len(), *play, ran, witness.as_ref());
+        let copied = copies.as_ref().zip(row.played.as_ref());
+        let copied =
+            copied.and_then(|(copies, played)| copies.contradicts(number, plays.len(), played));
+        let wrong = Vec::from_iter(row.trouble.into_iter().chain(copied));
+        row.trouble = (!wrong.is_empty()).then(|| wrong.join("\n"));
+        row
+    };
+    all.map(row).collect()
 }
 
 fn row(
@@ -224,7 +237,8 @@ impl Witness {
             ));
         }
         // The NIC writes the pages once and reads them once.
-        conversations[number].contradicts(played.peer_pages * 4096 * 2)
+        let bytes = played.peer_pages * 4096 * 2;
+        conversations[number].contradicts(bytes, bytes)
     }
 }
 
