@@ -535,6 +535,22 @@ impl Make<'_> {
         Ok(refused)
     }
 
+    /// Builds these selftests, and what else machines need of a kernel that was built.
+    pub fn for_machines<'p>(
+        &self,
+        selftests: impl IntoIterator<Item = &'p str>,
+        step: &Step<'_>,
+    ) -> Result<()> {
+        self.run(&["headers"], step)?;
+        link_modules(&Built {
+            dir: self.output.to_owned(),
+        })?;
+        for entry in selftests {
+            self.selftests(entry, step)?;
+        }
+        Ok(())
+    }
+
     /// Builds these targets.
     pub fn run(&self, targets: &[&str], step: &Step<'_>) -> Result<()> {
         let mut command = self.command()?;

@@ -4,6 +4,8 @@
 //! Some drivers take too long to build as a whole. A configuration for them builds only
 //! the objects that a kernel of qemu/kernels.toml names.
 //!
+//! With a single topic, tests run after its last patch.
+//!
 //! Each configuration has one output directory and goes through the commits in order, so
 //! each step builds only what its patch touches. A step that has passed does not run
 //! again, so a second run continues where the first one stopped. If a patch touches no
@@ -30,6 +32,7 @@ mod store;
 mod table;
 #[cfg(test)]
 mod tests;
+mod topic;
 mod walker;
 mod warnings;
 
@@ -48,6 +51,9 @@ pub struct StepResult {
     key: String,
     /// Whether it booted. `None` if it does not need to.
     booted: Option<bool>,
+    /// How many tests passed, if it ran some: the last patch of a topic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tests: Option<usize>,
     /// It was not built, because the patch touches no file that the build reads.
     #[serde(default)]
     as_before: bool,
@@ -72,6 +78,7 @@ struct Commit {
     id: String,
     tree: String,
     subject: String,
+    is_last: bool,
 }
 
 /// The settings of all steps.
@@ -105,8 +112,11 @@ pub fn check(root: &Path, patches: usize, only: &Only) -> Result<()> {
     only.check(&Vec::from_iter(names))
 }
 
+/// The folder of all output directories.
+const DIR: &str = "bisect";
+
 fn output(paths: &Paths, name: &str) -> PathBuf {
-    paths.output.join("bisect").join(name)
+    paths.output.join(DIR).join(name)
 }
 
 impl Bisect<'_> {
@@ -119,7 +129,7 @@ impl Bisect<'_> {
         check(&self.paths.root, commits.len() - 1, only)?;
         let recipes = configurations
             .iter()
-            .map(|(c, configuration)| Ok((c.as_str(), self.recipe(configuration)?)))
+            .map(|(c, configuration)| Ok((c.as_str(), self.recipe(c, configuration)?)))
             .collect::<Result<BTreeMap<_, _>>>()?;
         let key = |row: &StepResult| {
             let recipe = recipes.get(&*row.configuration)?;
@@ -137,6 +147,7 @@ impl Bisect<'_> {
                 name: c,
                 recipe,
                 output: &output(self.paths, c),
+                log: format!("bisect-{c}"),
             }
             .walk(&commits[0], &picked, &mut rows)?;
         }
@@ -176,6 +187,7 @@ impl Bisect<'_> {
         let format = "--format=%H %T %s";
         let base = ask(&tree.dir, &["log", "-1", format, &tree.base])?;
         let series = ask(&tree.dir, &["log", "--reverse", format, &range])?;
+        let last = series.lines().count();
         base.lines()
             .chain(series.lines())
             .enumerate()
@@ -186,6 +198,7 @@ impl Bisect<'_> {
                     id: words.next()?,
                     tree: words.next()?,
                     subject: words.next()?,
+                    is_last: number == last,
                 })
             })
             .collect::<Option<_>>()

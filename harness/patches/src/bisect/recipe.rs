@@ -6,9 +6,10 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Deserialize;
 
-use super::{Bisect, Commit};
+use super::{Bisect, Commit, DIR, topic};
 use host::paths::digest;
 use kernel::config;
+use plan::job::Job;
 use plan::kernels::Kernels;
 use plan::topology::Kind;
 use results::cache::Inputs;
@@ -25,6 +26,9 @@ pub struct Configuration {
     pub boot: Option<String>,
     /// A kernel of qemu/kernels.toml. The build makes its targets.
     targets: Option<String>,
+    /// Jobs of qemu/tests.toml to run after the last patch of a topic.
+    #[serde(default)]
+    pub jobs: Vec<String>,
 }
 
 /// All configurations, by their names.
@@ -39,6 +43,8 @@ pub struct Recipe<'a> {
     pub wanted: config::Options,
     /// The objects to build instead of a kernel. Empty for a kernel.
     pub objects: Vec<String>,
+    /// What runs after the last patch. Empty unless there is a single topic.
+    pub jobs: Vec<Job<'a>>,
     /// The tools that build and boot it.
     means: String,
 }
@@ -50,20 +56,35 @@ impl Recipe<'_> {
             configuration,
             wanted,
             objects,
+            jobs,
             means,
         } = self;
-        let what = format!("{configuration:?}\n{wanted:?}\n{objects:?}");
+        let mut what = format!("{configuration:?}\n{wanted:?}\n{objects:?}");
+        for job in jobs.iter().filter(|_| commit.is_last) {
+            what.push_str(&format!("\n{:?}\n{:?}", job.spec, job.topology));
+        }
         digest(format!("{}\n{what}\n{means}", commit.tree).as_bytes())
     }
 }
 
 impl Bisect<'_> {
     /// Reads everything that a configuration names.
-    pub(super) fn recipe<'b>(&'b self, configuration: &'b Configuration) -> Result<Recipe<'b>> {
+    pub(super) fn recipe<'b>(
+        &'b self,
+        name: &str,
+        configuration: &'b Configuration,
+    ) -> Result<Recipe<'b>> {
         let root = &self.paths.root;
         let objects = match &configuration.targets {
             Some(kernel) => Kernels::read(root)?.get(kernel)?.targets.clone(),
             None => Vec::new(),
+        };
+        let jobs = match self.scope {
+            "" => Vec::new(),
+            _ => {
+                let kernel = format!("{DIR}/{name}");
+                topic::jobs(root, self.topologies, &kernel, &configuration.jobs)?
+            }
         };
         let compiler = self.builder.compiler;
         let path = search_path(self.builder.tools)?;
@@ -79,6 +100,7 @@ impl Bisect<'_> {
             configuration,
             wanted: config::wanted(root, &configuration.fragments)?,
             objects,
+            jobs,
             means: format!("{compiler:?}\n{versions}\n{machine}"),
         })
     }

@@ -85,14 +85,19 @@ impl StepResult {
     }
 
     /// The result in one or two words.
-    pub(super) fn word(&self) -> &'static str {
-        match (self.passed(), self.booted) {
+    pub(super) fn word(&self) -> String {
+        let word = match (self.passed(), self.booted) {
             (true, _) if self.as_before => "as before",
-            (true, Some(_)) => "builds, boots",
+            (true, Some(_)) => match self.tests {
+                Some(count) => return format!("builds, boots, {count} tests pass"),
+                None => "builds, boots",
+            },
             (true, None) => "builds",
-            (false, Some(_)) => "DOES NOT BOOT",
+            (false, Some(true)) => "TESTS FAIL",
+            (false, Some(false)) => "DOES NOT BOOT",
             (false, None) => "FAILS",
-        }
+        };
+        word.to_owned()
     }
 }
 
@@ -127,5 +132,23 @@ mod tests {
             "{told}"
         );
         assert!(told.contains("    log: L/1\n"), "{told}");
+    }
+
+    #[test]
+    fn the_last_patch_of_a_topic_has_tests() {
+        let word = |booted, tests, trouble| {
+            let row = row("default", 9, trouble);
+            StepResult {
+                booted,
+                tests,
+                ..row
+            }
+            .word()
+        };
+        assert_eq!(word(Some(true), None, None), "builds, boots");
+        let well = word(Some(true), Some(7), None);
+        assert_eq!(well, "builds, boots, 7 tests pass");
+        assert_eq!(word(Some(true), Some(7), Some("a: y")), "TESTS FAIL");
+        assert_eq!(word(Some(false), None, Some("panic")), "DOES NOT BOOT");
     }
 }

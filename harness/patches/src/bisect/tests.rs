@@ -12,6 +12,7 @@ pub fn row(configuration: &str, number: usize, trouble: Option<&str>) -> StepRes
         subject: format!("patch {number}"),
         key: "k".into(),
         booted: None,
+        tests: None,
         as_before: false,
         trouble: trouble.map(str::to_owned),
         seconds: 1,
@@ -35,6 +36,7 @@ struct Toy {
     dir: tempfile::TempDir,
     paths: Paths,
     tree: Tree,
+    scope: &'static str,
     force: bool,
 }
 
@@ -114,6 +116,7 @@ impl Toy {
                 source: "toy".into(),
                 found: Found::default(),
             },
+            scope: "",
             force: false,
             dir,
         }
@@ -166,7 +169,7 @@ impl Toy {
                 machine: &topologies.machine,
             },
             topologies: &topologies,
-            scope: "",
+            scope: self.scope,
             force: self.force,
         })
     }
@@ -274,11 +277,15 @@ fn with_force_what_has_passed_is_done_again() {
 
 /// The key of a result of the first patch, with `more` in its configuration.
 fn key(toy: &Toy, more: &str) -> String {
+    key_of(toy, 1, more)
+}
+
+fn key_of(toy: &Toy, number: usize, more: &str) -> String {
     let text = format!("fragments = ['toy']\n{more}");
     let configuration: Configuration = toml::from_str(&text).unwrap();
     toy.with(|bisect| {
-        let commit = &bisect.commits().unwrap()[1];
-        bisect.recipe(&configuration).unwrap().key(commit)
+        let commit = &bisect.commits().unwrap()[number];
+        bisect.recipe("toy", &configuration).unwrap().key(commit)
     })
 }
 
@@ -300,4 +307,39 @@ fn what_boots_a_commit_counts_where_it_is_booted() {
     assert_ne!(key("boot = 'switch'"), boots);
     assert_eq!(key(""), builds);
     assert_ne!(key("llvm = true"), builds);
+}
+
+/// Gives a toy this test plan.
+fn plan(toy: &Toy, limit: u32) {
+    let job = format!("[[job]]\nname = 'a'\ntopologies = ['switch']\nlimit = {limit}\n");
+    fs::write(toy.paths.root.join("qemu/tests.toml"), job).unwrap();
+}
+
+#[test]
+fn tests_after_a_topic_count_for_its_last_patch() {
+    let mut toy = Toy::that_boots();
+    let keys = |toy: &Toy| [1, 3].map(|number| key_of(toy, number, "jobs = ['a/switch']"));
+    let keys_of_plans = |toy: &Toy| {
+        [60, 90].map(|limit| {
+            plan(toy, limit);
+            keys(toy)
+        })
+    };
+    let [one, other] = keys_of_plans(&toy);
+    assert_eq!(one, other, "nothing runs after all topics");
+    toy.scope = "07-rdma";
+    let [one, other] = keys_of_plans(&toy);
+    assert_eq!(one[0], other[0]);
+    assert_ne!(one[1], other[1]);
+}
+
+#[test]
+fn tests_run_after_a_patch_that_is_not_built_from() {
+    let mut toy = Toy::of(&[&[("mm/read.c", "2")], &[("tools/testing/Makefile", "new")]]);
+    plan(&toy, 60);
+    let text = "[toy]\nfragments = ['toy']\njobs = ['a/switch']\n";
+    fs::write(toy.paths.root.join("qemu/bisect.toml"), text).unwrap();
+    assert!(toy.run(None)[1].as_before);
+    toy.scope = "07-rdma";
+    assert!(!toy.run(None)[1].as_before);
 }

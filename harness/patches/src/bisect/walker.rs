@@ -11,11 +11,11 @@ use anyhow::{Context, Result};
 use super::recipe::Recipe;
 use super::store::StepResults;
 use super::warnings::warnings;
-use super::{Bisect, Commit, StepResult};
+use super::{Bisect, Commit, StepResult, topic};
 use host::git::ask;
 use host::proc::{self, interrupted, shown, tail};
 use kernel::Built;
-use kernel::build::Make;
+use kernel::build::{Broken, Make};
 use kernel::config;
 use machine::logscan;
 use machine::vm::Boot;
@@ -35,6 +35,8 @@ pub struct Walker<'a> {
     pub recipe: &'a Recipe<'a>,
     /// The output directory.
     pub output: &'a Path,
+    /// The name of its builds' log.
+    pub log: String,
 }
 
 impl Walker<'_> {
@@ -64,12 +66,14 @@ impl Walker<'_> {
                 subject: commit.subject.clone(),
                 key: recipe.key(commit),
                 booted: None,
+                tests: None,
                 as_before: false,
                 trouble: None,
                 seconds: 0,
                 recorded: None,
             };
             if let Some(before) = built.filter(|before| before.number + 1 == commit.number)
+                && !self.is_tested(commit)
                 && !self.reads_what_changes(before, commit)?
             {
                 row.as_before = true;
@@ -175,28 +179,67 @@ impl Walker<'_> {
         if let Some(topology) = &self.recipe.configuration.boot {
             row.trouble = self.boot(commit, topology)?;
             row.booted = Some(row.trouble.is_none());
+            if row.passed() && self.is_tested(commit) {
+                let (passed, trouble) = self.test(commit)?;
+                (row.tests, row.trouble) = (Some(passed), trouble);
+            }
         }
         Ok(())
     }
 
-    /// Builds a commit. Returns the warnings.
-    fn build(&self, commit: &Commit) -> Result<BTreeSet<String>> {
+    /// Whether jobs run after this patch.
+    fn is_tested(&self, commit: &Commit) -> bool {
+        commit.is_last && !self.recipe.jobs.is_empty()
+    }
+
+    /// Runs the jobs. Returns how many tests passed, and what failed.
+    fn test(&self, commit: &Commit) -> Result<(usize, Option<String>)> {
+        let Bisect {
+            builder, booter, ..
+        } = self.bisect;
+        let source = self.source(commit)?;
+        let jobs = topic::there(&self.recipe.jobs, &source);
+        let step = builder.ui.step(format!("bisect: {}, its tests", self.name));
+        let make = self.make(&source);
+        let built = make.for_machines(topic::programs(&jobs), &step);
+        drop(step);
+        if let Err(error) = built {
+            return Ok((0, Some(error.downcast::<Broken>()?.to_string())));
+        }
+        let mut outcomes = Vec::new();
+        for job in &jobs {
+            outcomes.extend(jobs::run(job, booter)?);
+        }
+        Ok(topic::judged(&outcomes))
+    }
+
+    /// The work tree, with this commit.
+    fn source(&self, commit: &Commit) -> Result<PathBuf> {
         let Bisect { paths, builder, .. } = self.bisect;
-        let ui = builder.ui;
-        let step = ui.step(format!("bisect: {}/{}", self.name, commit.number));
-        let tree = builder.tree;
         let what = "tree: a second one, for bisect";
-        let source = tree.worktree(paths, ui, "bisect/linux", &commit.id, what)?;
-        fs::create_dir_all(self.output)?;
-        let name = format!("bisect-{}", self.name);
-        let make = Make {
-            builder,
-            name: &name,
-            source: &source,
+        let tree = builder.tree;
+        tree.worktree(paths, builder.ui, "bisect/linux", &commit.id, what)
+    }
+
+    fn make<'m>(&'m self, source: &'m Path) -> Make<'m> {
+        Make {
+            builder: self.bisect.builder,
+            name: &self.log,
+            source,
             output: self.output,
             arch: self.recipe.configuration.arch.as_deref(),
             llvm: self.recipe.configuration.llvm,
-        };
+        }
+    }
+
+    /// Builds a commit. Returns the warnings.
+    fn build(&self, commit: &Commit) -> Result<BTreeSet<String>> {
+        let builder = self.bisect.builder;
+        let name = format!("bisect: {}/{}", self.name, commit.number);
+        let step = builder.ui.step(name);
+        let source = self.source(commit)?;
+        fs::create_dir_all(self.output)?;
+        let make = self.make(&source);
         // Objects from an interrupted build showed their warnings then.
         let begun = self.begun();
         let mut found = BTreeSet::new();
@@ -205,7 +248,8 @@ impl Walker<'_> {
         }
         begun.set()?;
 
-        let wanted = config::defined(&tree.dir, &commit.id, &self.recipe.wanted)?;
+        let tree = &builder.tree.dir;
+        let wanted = config::defined(tree, &commit.id, &self.recipe.wanted)?;
         let text = config::text(&wanted);
         let mut log = make.log().into_os_string();
         let refused = make.configure(&text, &wanted, &step)?;
