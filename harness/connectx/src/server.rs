@@ -259,6 +259,8 @@ mod tests {
         assert_eq!(data, [0x10, 0]);
         // The guest goes on at once, and QEMU's answer comes late.
         shared.region_write(config, 4, &[6, 0]).unwrap();
+        shared.region_write(bar, 0, &[0; 4]).unwrap();
+        assert!(shared.state().put_off.is_empty());
         let mut device = shared.lock();
         device.answered(Ok(Vec::new()));
         assert_eq!(device.run(), Err(None));
