@@ -10,8 +10,18 @@ use machine::witness::conversations;
 use plan::topology::connectx;
 use results::report::Outcome;
 
-/// The start of a claim in a report. The number of bytes follows.
+/// The start of a claim in a report. The number of bytes follows, or the least and the most.
 const CLAIM: &str = "# vram ";
+
+/// The least and the most bytes of a claim.
+fn range(claim: &str) -> Option<(u64, u64)> {
+    let numbers = claim.split_whitespace().map(|number| number.parse().ok());
+    match numbers.collect::<Option<Vec<_>>>()?[..] {
+        [exact] => Some((exact, exact)),
+        [least, most] => Some((least, most)),
+        _ => None,
+    }
+}
 
 /// Why the first NIC's log contradicts the report. Each test of the report is a
 /// conversation and claims a number of bytes.
@@ -38,9 +48,9 @@ fn compare(outcomes: &[Outcome], ran: &RunResult) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for (outcome, seen) in outcomes.iter().zip(seen) {
         let claim = outcome.log.iter().find_map(|line| line.strip_prefix(CLAIM));
-        let trouble = match claim.map(|bytes| bytes.trim().parse()) {
-            Some(Ok(bytes)) => seen.contradicts(bytes),
-            _ => Some(format!("it has no line \"{CLAIM}BYTES\"")),
+        let trouble = match claim.and_then(range) {
+            Some((least, most)) => seen.contradicts(least, most),
+            None => Some(format!("it has no line \"{CLAIM}BYTES\"")),
         };
         wrong.extend(trouble.map(|trouble| format!("{}: {trouble}", outcome.name)));
     }
@@ -97,9 +107,19 @@ mod tests {
         assert!(wrong.contains("claimed 0 bytes, but the NIC has moved 4096"));
         assert!(wrong.contains("claimed 1 bytes, but the NIC has moved 0"));
         assert!(wrong.starts_with("perftest: ib_write_bw: "), "{wrong}");
+        assert_eq!(told(&["# vram 64 8192", "# vram 0"]), None);
+        let wrong = told(&["# vram 64", "# vram 1 2"]).unwrap();
+        assert!(wrong.contains("claimed 64 bytes, but the NIC has moved 4096"));
+        assert!(wrong.contains("claimed 1 to 2 bytes, but the NIC has moved 0"));
         let wrong = told(&good[..1]).unwrap();
         assert_eq!(wrong, "the NIC's log has 2 conversations, for 1 tests");
-        let wrong = told(&["# vram", "ok"]).unwrap();
-        assert_eq!(wrong.matches("no line").count(), 2, "{wrong}");
+        for none in [
+            ["# vram", "ok"],
+            ["# vram ", "# vram 1 x"],
+            ["# vram 1 2 3", "# vram -1"],
+        ] {
+            let wrong = told(&none).unwrap();
+            assert_eq!(wrong.matches("no line").count(), 2, "{wrong}");
+        }
     }
 }

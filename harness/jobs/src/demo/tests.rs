@@ -158,6 +158,9 @@ fn the_log_of_the_nic_must_agree() {
     let told = seen.contradicts(1, 3, &played()).unwrap();
     assert!(told.contains("claimed 524288 bytes"), "{told}");
     assert!(seen.contradicts(2, 3, &none).is_some());
+    // Bytes that the scenario does not explain.
+    let more = witness(&[64 * 8192 + 4096]);
+    assert!(more.contradicts(0, 1, &played()).is_some());
     let told = seen.contradicts(0, 2, &played()).unwrap();
     assert!(told.contains("3 conversations, for 2 scenarios"), "{told}");
     let ran = RunResult {
