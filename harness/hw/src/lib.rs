@@ -21,11 +21,13 @@ use host::ui::Ui;
 use ktap::Status;
 use perftest::Measured;
 use results::report::{self, Outcome, Report};
+use speed::Speed;
 use sysroot::Host;
 
 mod checks;
 mod perftest;
 mod selftests;
+mod speed;
 mod sysroot;
 
 /// perftest's options that put its buffer into the GPU and keep it there.
@@ -46,6 +48,9 @@ struct Record<'a> {
     doctor: &'a doctor::report::Report,
     findings: &'a [Finding],
     measured: &'a [Measured],
+    speeds: &'a [Speed],
+    /// The same as Markdown, for the page.
+    speed: String,
     outcomes: &'a [Outcome],
     log: Vec<String>,
 }
@@ -73,6 +78,7 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
     let mut report = Report::from(outcomes);
     report.write_logs(&paths.logs(), |file| paths.short(file))?;
     report.note_repeats(|_| COMMAND.to_owned());
+    let speeds = speed::read(&report.outcomes);
     let record = Record {
         command: COMMAND,
         host: report::host(),
@@ -81,12 +87,15 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
         doctor: &diagnosis,
         findings: &survey.findings,
         measured: &measured,
+        speeds: &speeds,
+        speed: speed::table(&speeds),
         outcomes: &report.outcomes,
         log: kernel_log(&host),
     };
     fs::create_dir_all(paths.results())?;
     // The host's picture for `p2p-doctor --from`.
     fs::write(paths.results().join("hw-host.toml"), seen.picture.dump()?)?;
+    speed::draw(&paths.results().join(speed::PICTURE), &speeds)?;
     let file = paths.results().join("hw-report.md");
     fs::write(&file, record.markdown())?;
     fs::write(
@@ -193,6 +202,7 @@ impl Record<'_> {
         text.push_str(&in_words(self.findings));
         text.push_str("```\n");
         text.push_str(&table(self.measured));
+        text.push_str(&self.speed);
         let mut table = markdown(["suite", "test", "result", "why"]);
         for outcome in self.outcomes {
             let result = format!("{:?}", outcome.status).to_lowercase();

@@ -1,7 +1,8 @@
 //! Builds the kernel's selftests of peer-to-peer DMA from the tree and runs them on the
 //! host. One compares contents: it moves memory to the GPU, and the NIC writes and reads
-//! it there. Tests for the test devices of the series skip here, with that reason. Tests
-//! of HMM need no hardware, but they need the module test_hmm, which is loaded for them.
+//! it there. Another one measures how long that takes. Tests for the test devices of the
+//! series skip here, with that reason. Tests of HMM need no hardware, but they need the
+//! module test_hmm, which is loaded for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,8 @@ const SUITE: &str = "hw/selftest";
 const HMM: &str = "hmm-tests";
 /// Compares contents, with any GPU and any NIC.
 const CONTENTS: &str = "hmm_p2p_verbs_gpu_test";
+/// Measures, with any GPU and any NIC.
+const SPEED: &str = "hmm_p2p_verbs_speed_test";
 const MODULE: &str = "test_hmm";
 const LIMIT: &str = "900";
 
@@ -110,10 +113,14 @@ impl Built {
         made(&mut make)
     }
 
-    /// Tests the GPU alone, then the NIC's access to its memory.
+    /// Tests the GPU alone, then the NIC's access to its memory, and how fast that is.
     fn contents(&self, step: &Step<'_>, environment: &[(&str, String)]) -> Result<Vec<Outcome>> {
         let mut outcomes = Vec::new();
-        for (folder, name) in [("gpu", "hmm_p2p_gpu_plugin_test"), ("verbs", CONTENTS)] {
+        for (folder, name) in [
+            ("gpu", "hmm_p2p_gpu_plugin_test"),
+            ("verbs", CONTENTS),
+            ("verbs", SPEED),
+        ] {
             step.at(name);
             let programs = self.out.join(format!("selftests-{folder}"));
             let program = programs.join(name);

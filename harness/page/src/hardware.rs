@@ -1,5 +1,8 @@
 //! Real hardware: the checks of a host, and where its devices are.
 
+use std::path::Path;
+
+use crate::markdown;
 use crate::picture::{Kind, Node, Picture, Route, Way};
 use crate::report::{Doctor, Finding, Measured, Report};
 
@@ -12,6 +15,8 @@ pub struct Hardware<'a> {
     pub doctor: Option<&'a Doctor>,
     pub picture: Option<Picture>,
     pub bars: Vec<Bar<'a>>,
+    /// The speed of each way, as HTML.
+    pub speed: String,
     pub log: String,
 }
 
@@ -24,8 +29,8 @@ pub struct Bar<'a> {
 }
 
 impl<'a> Hardware<'a> {
-    /// `None` if the report is about virtual machines.
-    pub fn of(report: &'a Report) -> Option<Self> {
+    /// `None` if the report is about virtual machines. Pictures are in `results`.
+    pub fn of(report: &'a Report, results: &Path) -> Option<Self> {
         if report.findings.is_empty() && report.doctor.is_none() {
             return None;
         }
@@ -34,6 +39,7 @@ impl<'a> Hardware<'a> {
             doctor: report.doctor.as_ref(),
             picture: report.doctor.as_ref().and_then(picture),
             bars: bars(&report.measured),
+            speed: markdown::render(&report.speed, results),
             log: report.log.join("\n"),
         })
     }

@@ -58,7 +58,7 @@ pub fn write(source: Source<'_>, report: &Report, file: &Path) -> Result<()> {
 
 /// Renders the page of a report. `written` is the time of writing, as text.
 pub fn render(source: Source<'_>, report: &Report, written: &str) -> Result<String> {
-    let hardware = Hardware::of(report);
+    let hardware = Hardware::of(report, source.results);
     let (pictures, recorded) = match hardware {
         // Pictures and recorded results are about virtual machines.
         Some(_) => (Vec::new(), Vec::new()),

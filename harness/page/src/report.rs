@@ -34,6 +34,8 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// The results of perftest.
     pub measured: Vec<Measured>,
+    /// The speed of each way to memory in the GPU, as Markdown.
+    pub speed: String,
     /// The doctor's report on the host.
     pub doctor: Option<Doctor>,
     /// Lines of the kernel's log.

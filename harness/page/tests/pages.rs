@@ -133,6 +133,29 @@ fn hardware_has_its_own_page() {
     assert!(!html.contains("<section id=\"topologies\">"));
 }
 
+#[test]
+fn speed_has_its_table_and_picture() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("x.svg"), "<svg/>").unwrap();
+    let root = common::root();
+    let source = Source {
+        root: &root,
+        results: dir.path(),
+    };
+    let mut report = common::report("hardware.json");
+    let title = "Three ways to memory in the GPU";
+    assert!(
+        !page::render(source, &report, "now")
+            .unwrap()
+            .contains(title)
+    );
+    report.speed = "| bytes |\n|---|\n| 4096 |\n\n![plot](x.svg)\n".to_owned();
+    let html = page::render(source, &report, "now").unwrap();
+    for text in [title, "<td>4096</td>", "data:image/svg+xml,%3Csvg/%3E"] {
+        assert!(html.contains(text), "{text}: {html}");
+    }
+}
+
 /// A report in which every text is `text`.
 fn of(text: &str) -> Report {
     let row = serde_json::json!({

@@ -19,13 +19,14 @@ impl Fixture {
             ("p2pdma", "one_test"),
             ("p2pdma/gpu", "hmm_p2p_gpu_plugin_test"),
             ("p2pdma/verbs", "hmm_p2p_verbs_gpu_test"),
+            ("p2pdma/verbs", "hmm_p2p_verbs_speed_test"),
             ("mm", "hmm-tests"),
         ] {
             let folder = format!("tools/testing/selftests/{folder}");
             put(
                 &format!("{folder}/Makefile"),
                 &format!(
-                    "$(OUTPUT)/{name}: {name}.sh\n\t\
+                    "all: $(OUTPUT)/{name}\n$(OUTPUT)/%: %.sh\n\t\
                      test -d $(lastword $(KHDR_INCLUDES))\n\tinstall $< $@\n"
                 ),
             );
@@ -123,7 +124,11 @@ fn the_devices_and_the_path_are_named() {
     redirected.write("proc/cpuinfo", zen);
     for (fixture, path) in [(fixture, "bus_addr"), (redirected, "host_bridge")] {
         let (_, report, _root) = fixture.run_with_tree(cases);
-        for program in ["hmm_p2p_gpu_plugin_test", "hmm_p2p_verbs_gpu_test"] {
+        for program in [
+            "hmm_p2p_gpu_plugin_test",
+            "hmm_p2p_verbs_gpu_test",
+            "hmm_p2p_verbs_speed_test",
+        ] {
             let named = format!("| {program}: nouveau@{GPU} mlx5_0 {path} | passed |");
             assert!(report.contains(&named), "{report}");
         }
@@ -150,4 +155,28 @@ fn contents_are_compared_without_perftest() {
     let failed = "| hmm_p2p_verbs_gpu_test: wrong bytes | failed |";
     assert!(report.contains(failed), "{report}");
     assert_eq!(fixture.policy(), "auto");
+}
+
+/// What the test prints becomes a table and a picture, in the report and on its page.
+#[test]
+fn speed_is_shown() {
+    let fixture = Fixture::whole();
+    let line = "speed in-place READ 65536 0.000010 21 peer=16 home=0";
+    let cases = format!("case $0 in *speed*) echo '# {line}';; esac; echo ok 1 fine");
+    let (_, report, root) = fixture.run_with_tree(&cases);
+    let row = "10.0 us, 6554 MB/s";
+    assert!(report.contains(row), "{report}");
+    let results = root.path().join("build/results");
+    let page = fs::read_to_string(results.join("hw-report.html")).unwrap();
+    assert!(
+        page.contains(row) && page.contains("data:image/svg+xml"),
+        "{page}"
+    );
+    let json = fs::read_to_string(results.join("hw-report.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["speeds"][0]["peer"], 16);
+
+    let (_, report, root) = fixture.run_with_tree("echo ok 1 fine");
+    assert!(!report.contains("hw-speed.svg"), "{report}");
+    assert!(!root.path().join("build/results/hw-speed.svg").exists());
 }
