@@ -3,7 +3,7 @@
 use crate::capture;
 use crate::host::{Bar, Device, Host};
 use crate::known::{Known, Role};
-use crate::obstacle::{Obstacles, parameter};
+use crate::obstacle::{Obstacles, redirecting};
 use crate::report::{
     Count, DeviceKind, DeviceReport, HostReport, PairKind, PairReport, Report, SCHEMA, Series,
     VERSION, Works,
@@ -143,7 +143,7 @@ fn pair_report(
         path: words::path(host, &pair.route, pair.provider, pair.client),
         works,
         in_place: (pair.kind == PairKind::GpuNic).then_some(in_place),
-        parameter: parameter(&pair.route),
+        parameter: redirecting(&pair.route).disable_acs_redir(),
         obstacles: ids.to_vec(),
     }
 }

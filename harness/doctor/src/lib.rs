@@ -19,6 +19,7 @@ pub mod host;
 pub mod known;
 pub mod mlx5;
 mod obstacle;
+mod parameter;
 pub mod picture;
 pub mod report;
 pub mod rules;

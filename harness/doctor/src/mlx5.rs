@@ -6,8 +6,9 @@
 use crate::config::{
     Acs, COMPLETION_REDIRECT, DIRECT_TRANSLATED, EGRESS_CONTROL, Port, REDIRECTS, REQUEST_REDIRECT,
 };
-use crate::host::{Device, Host};
+use crate::host::{Address, Device, Host};
 use crate::obstacle::bits;
+use crate::parameter::Ports;
 use crate::report::Effect;
 
 /// Whether mlx5 expects reads from peers to work.
@@ -69,10 +70,8 @@ impl Reads {
 
     /// The limit of mlx5 on an existing path, if there is one, and what to do.
     pub fn limit(&self) -> Option<(Effect, &'static str, &'static str)> {
-        // The advice names all ports, because the kernel requires that all are set alike.
         let alike = "have all switch ports above NIC and GPU redirect both requests and \
-                     completions, or neither: pci=config_acs= or pci=disable_acs_redir= on the \
-                     kernel's command line";
+                     completions, or neither: with a parameter below they redirect neither";
         match (self.relaxed, self.strict) {
             (true, true) => None,
             (false, true) => Some((
@@ -90,8 +89,8 @@ impl Reads {
             (false, false) if self.path.any & EGRESS_CONTROL != 0 => Some((
                 Effect::BlocksInPlace,
                 "mlx5 uses no page of a peer where there is egress control",
-                "switch egress control off at these ports: pci=config_acs=x0xxxxx@ADDRESS;... on \
-                 the kernel's command line",
+                "switch egress control off at these ports, with a parameter below (it stops all \
+                 redirection there)",
             )),
             (false, false) => Some((
                 Effect::BlocksInPlace,
@@ -101,21 +100,40 @@ impl Reads {
             )),
         }
     }
+
+    /// The ports to change so that memory without relaxed ordering works. The kernel requires
+    /// that all ports above the NIC are alike. Those above the peer must be like them, because
+    /// completions pass there.
+    pub fn changes(&self, host: &Host, nic: &Device, peer: &Device) -> Ports {
+        let mut ports = Ports::default();
+        if !self.strict {
+            for device in [nic, peer] {
+                ports.add(&switch_ports(host, device).unwrap_or_default());
+            }
+        }
+        ports
+    }
 }
 
-/// Whether a NIC's reads work. `None` if nothing affects them, or if that cannot be read.
-pub fn reads(host: &Host, nic: &Device) -> Option<Reads> {
+/// The switch ports above a device and their ACS controls. `None` if one cannot be read.
+fn switch_ports(host: &Host, device: &Device) -> Option<Vec<(Address, u16)>> {
     let mut ports = Vec::new();
-    for address in nic.path.iter().rev().skip(1) {
+    for address in device.path.iter().rev().skip(1) {
         let port = host.devices.get(address)?;
         match port.config.acs() {
             Acs::Unreadable => return None,
             Acs::Control(acs) if port.config.port() == Some(Port::Downstream) => {
-                ports.push((address, acs));
+                ports.push((*address, acs));
             }
             Acs::Control(_) => {}
         }
     }
+    Some(ports)
+}
+
+/// Whether a NIC's reads work. `None` if nothing affects them, or if that cannot be read.
+pub fn reads(host: &Host, nic: &Device) -> Option<Reads> {
+    let ports = switch_ports(host, nic)?;
     let path = if ports.is_empty() && host.cpu.is_virtual {
         Path::HIDDEN
     } else {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::{COMPLETION_REDIRECT, EGRESS_CONTROL, REQUEST_REDIRECT};
-use crate::host::Address;
+use crate::parameter::Ports;
 use crate::report::{Code, Effect, Obstacle};
 use crate::rules::Route;
 
@@ -65,21 +65,17 @@ pub fn bits(control: u16) -> String {
     set.map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
 }
 
-/// The kernel parameter that stops redirection, in the form of the kernel's log.
-pub fn parameter(route: &Route) -> Option<String> {
-    let ports: Vec<_> = route.redirects.iter().map(|(at, _)| *at).collect();
-    disable(&ports)
-}
-
-fn disable(ports: &[Address]) -> Option<String> {
-    let ports: Vec<_> = ports.iter().map(Address::to_string).collect();
-    (!ports.is_empty()).then(|| format!("pci=disable_acs_redir={}", ports.join(";")))
+/// The ports of a path that redirect.
+pub fn redirecting(route: &Route) -> Ports {
+    let mut ports = Ports::default();
+    ports.add(&route.redirects);
+    ports
 }
 
 #[derive(Default)]
 struct Group {
     at: BTreeSet<String>,
-    ports: BTreeSet<Address>,
+    ports: Ports,
     pairs: BTreeSet<usize>,
 }
 
@@ -106,11 +102,14 @@ impl Obstacles {
             let at = format!("{port} ({})", bits(*control));
             self.add(pair, Code::AcsRedirect, effect, &at, next);
         }
-        let key = (effect, Code::AcsRedirect, next.to_owned());
+        self.add_ports(Code::AcsRedirect, effect, redirecting(route), next);
+    }
+
+    /// Adds ports that should be changed to an obstacle.
+    pub fn add_ports(&mut self, code: Code, effect: Effect, ports: Ports, next: &str) {
+        let key = (effect, code, next.to_owned());
         if let Some(group) = self.groups.get_mut(&key) {
-            group
-                .ports
-                .extend(route.redirects.iter().map(|(at, _)| *at));
+            group.ports.extend(ports);
         }
     }
 
@@ -129,7 +128,6 @@ impl Obstacles {
                     list.push(id);
                 }
             }
-            let ports: Vec<_> = group.ports.into_iter().collect();
             let pairs = group.pairs.iter().filter_map(|pair| names.get(*pair));
             obstacles.push(Obstacle {
                 id,
@@ -138,7 +136,8 @@ impl Obstacles {
                 what: what(code).to_owned(),
                 at: group.at.into_iter().collect(),
                 next,
-                parameter: disable(&ports),
+                parameter: group.ports.disable_acs_redir(),
+                config_acs: group.ports.config_acs(),
                 pairs: pairs.cloned().collect(),
             });
         }

@@ -193,6 +193,8 @@ pub struct Obstacle {
     pub next: String,
     /// What to add to the kernel's command line.
     pub parameter: Option<String>,
+    /// What to add instead from Linux 6.15 on, to keep ACS controls that need no change.
+    pub config_acs: Option<String>,
     /// `provider client` of each pair. Empty if it is an obstacle for a GPU on a host
     /// without an RDMA device.
     pub pairs: Vec<String>,

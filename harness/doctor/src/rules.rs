@@ -53,7 +53,7 @@ pub struct Route {
     pub possible: Vec<Verdict>,
     /// The lowest device above both: a switch's upstream port, a root port, ...
     pub common: Option<Address>,
-    /// The devices on the path where ACS redirects.
+    /// The devices on the path where ACS redirects, and their ACS controls.
     pub redirects: Vec<(Address, u16)>,
     /// The devices on the path whose ACS cannot be read.
     pub hidden: Vec<Address>,
@@ -90,7 +90,7 @@ pub fn route(host: &Host, known: &Known, provider: &Device, client: &Device) -> 
         let acs = host.devices.get(address).map(|device| device.config.acs());
         match acs.unwrap_or(Acs::Unreadable) {
             Acs::Control(control) if control & REDIRECTS != 0 => {
-                route.redirects.push((*address, control & REDIRECTS));
+                route.redirects.push((*address, control));
             }
             Acs::Control(_) => {}
             Acs::Unreadable => route.hidden.push(*address),

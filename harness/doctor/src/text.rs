@@ -227,6 +227,13 @@ fn write_obstacle(obstacle: &Obstacle, pairs: usize, paper: Paper, text: &mut St
         // On one line, so that users can copy it.
         let _ = writeln!(text, "     {}", paper.bold(parameter));
     }
+    if let Some(parameter) = &obstacle.config_acs {
+        let _ = writeln!(
+            text,
+            "     or, from Linux 6.15 on, to keep other ACS controls:"
+        );
+        let _ = writeln!(text, "     {}", paper.bold(parameter));
+    }
 }
 
 fn counters(report: &Report, paper: Paper, text: &mut String) {

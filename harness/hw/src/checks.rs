@@ -453,7 +453,7 @@ fn path(report: &Report, pair: &PairReport) -> (State, String, String) {
         found.push_str(&format!("; {} ({})", obstacle.what, obstacle.at.join("; ")));
         let parameter = match obstacle.code {
             Code::AcsRedirect => pair.parameter.as_deref().unwrap_or_default(),
-            _ => "",
+            _ => obstacle.parameter.as_deref().unwrap_or_default(),
         };
         next.push(format!("{} {parameter}", obstacle.next).trim().to_owned());
     }

@@ -32,6 +32,8 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
     {
         let at = format!("{}: {}: {what}", nic.address, reads.why);
         obstacles.add(n, Code::Ordering, effect, &at, next);
+        let ports = reads.changes(host, nic, pair.provider);
+        obstacles.add_ports(Code::Ordering, effect, ports, next);
     }
 }
 

@@ -171,14 +171,16 @@ fn data_direct(host: &Host) -> Option<&Device> {
 fn redirect_next(host: &Host, route: &crate::rules::Route) -> String {
     if data_direct(host).is_some() {
         return "where the ConnectX has a DMA function of its own for GPUs, each port needs other \
-                settings, which rdma_topo knows; for any other pair, the parameter below"
+                settings, which rdma_topo knows; for any other pair, a parameter below"
             .to_owned();
     }
     let line = host.picture.read(capture::COMMAND_LINE).unwrap_or_default();
+    let has_some = ["disable_acs_redir=", "config_acs="].map(|name| line.contains(name));
+    let has_some = has_some.contains(&true);
     let named = route.redirects.iter().any(|(port, _)| {
         let short = port.to_string();
         let short = short.strip_prefix("0000:").unwrap_or(&short);
-        line.contains("disable_acs_redir=") && line.contains(short)
+        has_some && line.contains(short)
     });
     if named {
         return "the kernel's command line names such a port already, and it still redirects: see \
@@ -186,10 +188,18 @@ fn redirect_next(host: &Host, route: &crate::rules::Route) -> String {
                 somebody may have set it since boot (setpci)"
             .to_owned();
     }
-    "add the parameter below to the kernel's command line and boot; it takes isolation from these \
-     devices (IOMMU groups grow), so not where one of them is given to a virtual machine. From \
-     Linux 6.11 on pci=config_acs=0x00xx@ADDRESS;... does the same port by port"
-        .to_owned()
+    let others = match has_some {
+        true => {
+            ", together with the ports that the command line has (the last such parameter counts)"
+        }
+        false => "",
+    };
+    // GRUB ends a command at a semicolon.
+    format!(
+        "add a parameter below to the kernel's command line{others} and boot; in /etc/default/grub \
+         write \\\" before and after it, because of its semicolons. It takes isolation from these \
+         devices (IOMMU groups grow), so not where one of them is given to a virtual machine"
+    )
 }
 
 /// The name of a host bridge.
