@@ -2,31 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 
+use common::{source, tree};
 use doctor::Known;
 use doctor::known::Role;
+
+mod common;
 
 /// An entry of the list: vendor, device (or `None` for all), and whether only within one
 /// host bridge.
 type Bridge = (u16, Option<u16>, bool);
-
-/// The kernel tree: `LINUX_TREE`, or the harness's tree. `None` if `LINUX_TREE` is empty:
-/// `make test` sets that where there is no tree, and reports a skip.
-fn tree() -> Option<PathBuf> {
-    let set = std::env::var_os("LINUX_TREE").map(PathBuf::from);
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build/linux");
-    let tree = set.unwrap_or_else(beside);
-    if tree.as_os_str().is_empty() {
-        return None;
-    }
-    assert!(
-        tree.join("MAINTAINERS").exists(),
-        "no kernel in {}: run `make tree`, or set LINUX_TREE",
-        tree.display()
-    );
-    Some(tree)
-}
 
 fn number(text: &str) -> Option<u16> {
     u16::from_str_radix(text.strip_prefix("0x")?, 16).ok()
@@ -144,12 +129,6 @@ fn the_rules_are_the_kernels() {
             assert!(source.contains(line), "{file} has no longer: {line}");
         }
     }
-}
-
-/// A file of the kernel. `None` as for `tree()`.
-fn source(file: &str) -> Option<String> {
-    let path = tree()?.join(file);
-    Some(fs::read_to_string(path).unwrap_or_else(|error| panic!("{file}: {error}")))
 }
 
 /// The text between two words, if the line begins with the first one.

@@ -18,6 +18,29 @@ pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts")
 }
 
+/// The kernel tree: `LINUX_TREE`, or the harness's tree. `None` if `LINUX_TREE` is empty:
+/// `make test` sets that where there is no tree, and reports a skip.
+pub fn tree() -> Option<PathBuf> {
+    let set = std::env::var_os("LINUX_TREE").map(PathBuf::from);
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build/linux");
+    let tree = set.unwrap_or_else(beside);
+    if tree.as_os_str().is_empty() {
+        return None;
+    }
+    assert!(
+        tree.join("MAINTAINERS").exists(),
+        "no kernel in {}: run `make tree`, or set LINUX_TREE",
+        tree.display()
+    );
+    Some(tree)
+}
+
+/// A file of the kernel. `None` as for `tree()`.
+pub fn source(file: &str) -> Option<String> {
+    let path = tree()?.join(file);
+    Some(fs::read_to_string(path).unwrap_or_else(|error| panic!("{file}: {error}")))
+}
+
 /// Names of all recorded hosts.
 pub fn names() -> Vec<String> {
     let files = fs::read_dir(folder()).unwrap();
