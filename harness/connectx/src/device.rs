@@ -331,7 +331,9 @@ impl Device {
         }
         let offset = at & ((1 << c.page_shift) - 1);
         // A driver uses the two halves of a BlueFlame register in turn.
-        let is_half = |at: u64| at.is_multiple_of(1 << (LOG_BLUE_FLAME - 1));
+        let is_half = |at: u64| {
+            at >> LOG_BLUE_FLAME < c.blue_flames && at.is_multiple_of(1 << (LOG_BLUE_FLAME - 1))
+        };
         match offset {
             EQ_ARM => self.eq_doorbell(first, true),
             EQ_UPDATE => self.eq_doorbell(first, false),

@@ -140,7 +140,8 @@ impl ServerBackend for Shared {
         let mut state = self.state();
         match region {
             VFIO_PCI_CONFIG_REGION_INDEX => {
-                if state.device.config_write(at, data) {
+                let is_reset = state.device.config_write(at, data);
+                if is_reset {
                     state.put_off.clear();
                 }
             }
