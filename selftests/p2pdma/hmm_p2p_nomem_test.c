@@ -7,6 +7,7 @@
  * error says that there is no memory, nothing is lost, and the same step succeeds
  * as soon as there is memory.
  */
+#include "p2p_cache.h"
 #include "p2p_fixture.h"
 #include "p2p_nomem.h"
 
@@ -292,6 +293,50 @@ TEST_F_TIMEOUT(p2p_nomem, card, TIMEOUT_S)
 		}
 	}
 	EXPECT_LT(10U, nomem->failed);
+}
+
+/*
+ * A cache of registrations that gets no memory for another one ends the one that it
+ * needs least, and gets the memory then
+ */
+TEST_F_TIMEOUT(p2p_nomem, cache, TIMEOUT_S)
+{
+	struct nomem *nomem = &self->nomem;
+	P2P_SELF *p2p = &self->p2p;
+	unsigned int evicted = 0;
+	__u32 idle, used, again;
+	struct p2p_buf buf[3];
+	int i, ret;
+
+	for_each_allocation(nomem, "pin by a cache") {
+		struct p2p_cache *cache = p2p_cache_new(&p2p->nic, 1UL << 20);
+		struct p2p_cache_stats stats;
+
+		ASSERT_NE(NULL, cache);
+		for (i = 0; i < 3; i++)
+			p2p_buf_init(_metadata, p2p, &buf[i], FEW, nomem->n + i);
+		p2p_buf_to_vram(_metadata, p2p, &buf[2]);
+		ASSERT_EQ(0, p2p_cache_get(cache, buf[0].p, buf[0].len, 0, &idle));
+		ASSERT_EQ(0, p2p_cache_get(cache, buf[1].p, buf[1].len, 0, &used));
+		NOMEM_CALL_OR(nomem, ret, NOMEM_NOT_MAPPED,
+			      p2p_cache_get(cache, buf[2].p, buf[2].len, 0, &again));
+		EXPECT_NE(-ENOMEM, ret);
+		ASSERT_EQ(0, p2p_cache_stats(cache, &stats));
+		EXPECT_GE(1U, stats.evictions);
+		EXPECT_EQ(ret ? 2U : 3U, stats.misses);
+		if (stats.evictions) {
+			EXPECT_EQ(0, ret);
+			EXPECT_EQ(-ENOENT, p2p_nic_unpin(&p2p->nic, idle));
+			evicted++;
+		}
+		/* The other one is still there */
+		ASSERT_EQ(0, p2p_cache_get(cache, buf[1].p, buf[1].len, 0, &again));
+		EXPECT_EQ(used, again);
+		p2p_cache_free(cache);
+		for (i = 0; i < 3; i++)
+			buf_end(_metadata, p2p, &buf[i], nomem->n + i);
+	}
+	EXPECT_LT(0U, evicted);
 }
 
 static int fork_and_write(struct p2p_buf *buf)

@@ -27,6 +27,7 @@
 #define VRAM_SIZE	(16ULL << 20)
 #define VA_BITS		48
 #define VM_ID		7
+#define OBJECT		5
 #define VRAM_REGION	1
 
 struct fake fake;
@@ -269,13 +270,49 @@ static int xe_bind(int fd, const struct drm_xe_vm_bind *args)
 	return move(fd, op->addr, op->range);
 }
 
+/* xe_gem_create_ioctl(), for memory that peers reach */
+static int xe_create(struct drm_xe_gem_create *args)
+{
+	if (!NEED(!args->extensions && !args->vm_id && !args->handle) ||
+	    !NEED(!args->pad[0] && !args->pad[1] && !args->pad[2]) ||
+	    !NEED(!args->reserved[0] && !args->reserved[1]) ||
+	    !NEED(args->size && !(args->size % P2P_PAGE)) ||
+	    !NEED(args->placement == 1U << VRAM_REGION) ||
+	    !NEED(args->flags == DRM_XE_GEM_CREATE_FLAG_NEEDS_VISIBLE_VRAM) ||
+	    !NEED(args->cpu_caching == DRM_XE_GEM_CPU_CACHING_WC))
+		return -EINVAL;
+	args->handle = OBJECT;
+	fake.objects++;
+	return 0;
+}
+
+/* drm_prime_handle_to_fd_ioctl(): one that can be written */
+static int xe_export(struct drm_prime_handle *args)
+{
+	if (!NEED(args->flags == (DRM_CLOEXEC | DRM_RDWR)) ||
+	    !NEED(args->handle == OBJECT))
+		return -EINVAL;
+	args->fd = memfd_create("fake", MFD_CLOEXEC);
+	return 0;
+}
+
 static int xe_ioctl(int fd, unsigned long cmd, void *arg)
 {
 	const __u32 flags = DRM_XE_VM_CREATE_FLAG_LR_MODE |
 			    DRM_XE_VM_CREATE_FLAG_FAULT_MODE;
 	struct drm_xe_vm_create *create = arg;
+	struct drm_gem_close *gem = arg;
 
 	switch (cmd) {
+	case DRM_IOCTL_XE_GEM_CREATE:
+		return xe_create(arg);
+	case DRM_IOCTL_PRIME_HANDLE_TO_FD:
+		return xe_export(arg);
+	case DRM_IOCTL_GEM_CLOSE:
+		if (!NEED(gem->handle == OBJECT && !gem->pad))
+			return -EINVAL;
+		fake.objects--;
+		return 0;
 	case DRM_IOCTL_XE_DEVICE_QUERY:
 		return xe_query(arg);
 	case DRM_IOCTL_XE_VM_CREATE:

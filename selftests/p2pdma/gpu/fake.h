@@ -28,6 +28,7 @@ struct fake {
 	unsigned long failed;	/* number of the ioctl that failed last, or */
 	const char *not_opened;	/* the file that was not opened */
 	const char *complaint;	/* the first argument that no driver would take */
+	unsigned int objects;	/* of GEM that are not closed */
 	const char *used;	/* path of the device that moved something last */
 	/* What the devices have, for a test to change */
 	__u64 xe_flags;

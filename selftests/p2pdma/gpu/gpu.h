@@ -44,6 +44,8 @@ struct gpu_ops {
 	/* Memory of the process as the GPU sees it; NULL: cannot be asked */
 	int (*read)(struct gpu *gpu, const void *addr, void *buf, size_t len);
 	int (*write)(struct gpu *gpu, void *addr, const void *buf, size_t len);
+	/* The file of a dma-buf of new memory in the GPU; NULL: has none there */
+	int (*dma_buf)(struct gpu *gpu, size_t len);
 };
 
 extern const struct gpu_ops p2ptest_gpu_ops;

@@ -559,6 +559,33 @@ TEST_F(fake_host, xe_answers_too_little)
 	gpu_close(&gpu);
 }
 
+/* The object goes, whether or not it could be exported, and the file stays */
+TEST_F(fake_host, xe_dma_buf)
+{
+	struct gpu gpu;
+	unsigned int at;
+	int fd;
+
+	fake_start(xe_alone);
+	ASSERT_EQ(0, gpu_open(&gpu, "xe"));
+	fd = gpu.ops->dma_buf(&gpu, LEN);
+	ASSERT_LE(0, fd)
+		TH_LOG("%s", gpu.why);
+	EXPECT_EQ(0, close(fd));
+	EXPECT_EQ(0U, fake.objects);
+	for (at = 1; at <= 2; at++) {
+		fake.fail_at = fake.calls + at;
+		fake.fail_calls = 1;
+		fake.fail_errno = ENOMEM;
+		EXPECT_EQ(-ENOMEM, gpu.ops->dma_buf(&gpu, LEN));
+		expect_reason(_metadata, &gpu, "xe",
+			      at == 1 ? "XE_GEM_CREATE: " :
+					"PRIME_HANDLE_TO_FD: ");
+		EXPECT_EQ(0U, fake.objects);
+	}
+	gpu_close(&gpu);
+}
+
 /* GPUs that are really there */
 
 FIXTURE(present)

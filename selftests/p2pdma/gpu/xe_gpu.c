@@ -10,6 +10,7 @@
 #include "gpu.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -154,9 +155,36 @@ static int xe_to_gpu(struct gpu *gpu, void *addr, size_t len)
 	return bind(gpu, &op, "XE_VM_BIND, PREFETCH");
 }
 
+/* In the part of the memory that is in the BAR, so that peers reach it */
+static int xe_dma_buf(struct gpu *gpu, size_t len)
+{
+	struct drm_xe_gem_create args = {
+		.size = len,
+		.placement = 1U << gpu->xe.vram,
+		.flags = DRM_XE_GEM_CREATE_FLAG_NEEDS_VISIBLE_VRAM,
+		.cpu_caching = DRM_XE_GEM_CPU_CACHING_WC,
+	};
+	struct drm_prime_handle prime = { .flags = DRM_CLOEXEC | DRM_RDWR };
+	struct drm_gem_close gem = {};
+	int ret;
+
+	ret = gpu_ioctl(gpu, gpu->fd, DRM_IOCTL_XE_GEM_CREATE, &args,
+			"XE_GEM_CREATE");
+	if (ret)
+		return ret;
+	prime.handle = args.handle;
+	ret = gpu_ioctl(gpu, gpu->fd, DRM_IOCTL_PRIME_HANDLE_TO_FD, &prime,
+			"PRIME_HANDLE_TO_FD");
+	/* From here on the memory is the file's */
+	gem.handle = args.handle;
+	p2p_ioctl(gpu->fd, DRM_IOCTL_GEM_CLOSE, &gem);
+	return ret ? ret : prime.fd;
+}
+
 const struct gpu_ops xe_gpu_ops = {
 	.driver = "xe",
 	.open = xe_open,
 	.close = xe_close,
 	.to_gpu = xe_to_gpu,
+	.dma_buf = xe_dma_buf,
 };

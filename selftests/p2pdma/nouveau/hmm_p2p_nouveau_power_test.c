@@ -11,6 +11,8 @@
 
 /* How long the GPU may take until it is off, guest's time */
 #define OFF_MS		20000
+/* If it must stay on, it has as long to go off all the same */
+#define STAYS_MS	2000
 
 /* Idle as long as that, it goes off; the first one is longer than a test takes */
 #define AWAKE		"600000"
@@ -113,7 +115,7 @@ FIXTURE_TEARDOWN(nouveau_power)
  * Lets the GPU lose its power, and says whether it did. After a suspend of the
  * machine it is on again; with runtime PM it is off until somebody needs it.
  */
-static bool goes_off(struct __test_metadata *_metadata, SELF *self)
+static bool goes_off_in(struct __test_metadata *_metadata, SELF *self, int ms)
 {
 	bool off = false;
 	int i;
@@ -121,12 +123,17 @@ static bool goes_off(struct __test_metadata *_metadata, SELF *self)
 	if (!self->runtime)
 		return !system(self->suspend);
 	off_after(_metadata, self, AT_ONCE);
-	for (i = 0; i < OFF_MS / 20 && !off; i++) {
+	for (i = 0; i < ms / 20 && !off; i++) {
 		p2p_sleep_ms(20);
 		off = attr_is(self, "power/runtime_status", "suspended");
 	}
 	off_after(_metadata, self, AWAKE);
 	return off;
+}
+
+static bool goes_off(struct __test_metadata *_metadata, SELF *self)
+{
+	return goes_off_in(_metadata, self, OFF_MS);
 }
 
 static void power_off(struct __test_metadata *_metadata, SELF *self)
@@ -271,6 +278,33 @@ TEST_F_TIMEOUT(nouveau_power, nic, TIMEOUT_S)
 	}
 	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
 	buf_free(_metadata, &buf);
+}
+
+/*
+ * A huge page that finds none in host memory stays in video memory, and the GPU
+ * keeps its power. It works as before then, and can lose its power later.
+ */
+TEST_F_TIMEOUT(nouveau_power, no_huge_page, TIMEOUT_S)
+{
+	struct p2p_buf buf, huge;
+
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	if (!p2p_buf_alloc_huge(_metadata, &huge, OTHER))
+		return;
+	to_vram(_metadata, self->fd, &huge);
+	if (!p2p_huge_pages_fail(_metadata, true))
+		return;
+	EXPECT_FALSE(goes_off_in(_metadata, self, STAYS_MS));
+	p2p_huge_pages_fail(_metadata, false);
+	EXPECT_TRUE(attr_is(self, "power_state", "D0"));
+	EXPECT_EQ((long)huge.pages, nouveau_resident(huge.p, huge.len));
+	to_vram(_metadata, self->fd, &buf);
+	power_off(_metadata, self);
+	is_home(_metadata, &buf, BEFORE);
+	is_home(_metadata, &huge, OTHER);
+	still_off(_metadata, self);
+	buf_free(_metadata, &buf);
+	buf_free(_metadata, &huge);
 }
 
 /*

@@ -748,19 +748,19 @@ static bool unbinds(struct __test_metadata *_metadata, const char *name)
 	return false;
 }
 
-static void bind_again(struct __test_metadata *_metadata, SELF *self,
+static void bind_again(struct __test_metadata *_metadata, int *fd,
 		       const char *name)
 {
 	int i;
 
-	EXPECT_EQ(0, close(self->fd));
-	self->fd = -1;
+	EXPECT_EQ(0, close(*fd));
+	*fd = -1;
 	ASSERT_EQ(0, p2p_pci_bind("nouveau", name, -1));
-	for (i = 0; i < 100 && self->fd < 0; i++) {
+	for (i = 0; i < 100 && *fd < 0; i++) {
 		p2p_sleep_ms(100);
-		self->fd = nouveau_open();
+		*fd = nouveau_open();
 	}
-	ASSERT_LE(0, self->fd);
+	ASSERT_LE(0, *fd);
 }
 
 /*
@@ -784,7 +784,7 @@ TEST_F_TIMEOUT(nouveau, unbound, TIMEOUT_S)
 	all_home(_metadata, &buf, BEFORE);
 	all_home(_metadata, &huge, OTHER);
 	EXPECT_GT(0, nouveau_to_vram(self->fd, buf.p, buf.len));
-	bind_again(_metadata, self, name);
+	bind_again(_metadata, &self->fd, name);
 	to_vram(_metadata, self->fd, &buf);
 	all_home(_metadata, &buf, BEFORE);
 	buf_free(_metadata, &buf);
@@ -818,7 +818,7 @@ TEST_F_TIMEOUT(nouveau, unbound_busy, TIMEOUT_S)
 			EXPECT_FALSE(movers[i].wrong);
 			buf_free(_metadata, &movers[i].buf);
 		}
-		bind_again(_metadata, self, name);
+		bind_again(_metadata, &self->fd, name);
 	}
 }
 
@@ -863,7 +863,7 @@ TEST_F_TIMEOUT(nouveau, unbound_mappings, TIMEOUT_S)
 	ASSERT_EQ(0, pthread_join(m.thread, NULL));
 	EXPECT_EQ(0, m.ret);
 	buf_free(_metadata, &m.buf);
-	bind_again(_metadata, self, name);
+	bind_again(_metadata, &self->fd, name);
 }
 
 /* A thread that touches one page after another */
@@ -935,7 +935,7 @@ TEST_F_TIMEOUT(nouveau, unbound_touched, TIMEOUT_S)
 	}
 	ASSERT_TRUE(slow)
 		TH_LOG("no page is slow");
-	bind_again(_metadata, self, name);
+	bind_again(_metadata, &self->fd, name);
 }
 
 /* With room for pages and none for huge pages, a huge page stays in host memory */
@@ -968,7 +968,7 @@ TEST_F_TIMEOUT(nouveau, no_copy_engine, TIMEOUT_S)
 	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
 	stays_home(_metadata, self);
 	ASSERT_TRUE(unbinds(_metadata, name));
-	bind_again(_metadata, self, name);
+	bind_again(_metadata, &self->fd, name);
 	stays_home(_metadata, self);
 }
 
@@ -1002,7 +1002,7 @@ TEST_F_TIMEOUT(nouveau, no_memory, TIMEOUT_S)
 	ASSERT_LE(0, nth);
 	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
 	ASSERT_TRUE(unbinds(_metadata, name));
-	bind_again(_metadata, self, name);
+	bind_again(_metadata, &self->fd, name);
 	for (home = 0; home < 2; home++) {
 		for (n = 1, left = 0; !left; n++) {
 			p2p_buf_alloc(_metadata, &buf, 16, BEFORE + n);
@@ -1074,7 +1074,7 @@ TEST_F_TIMEOUT(nouveau, no_huge_page_unbound, HUGE_TIMEOUT_S)
 	p2p_wait_child(_metadata, pid);
 	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
 	all_home(_metadata, &buf, BEFORE);
-	bind_again(_metadata, self, name);
+	bind_again(_metadata, &self->fd, name);
 	buf_free(_metadata, &buf);
 }
 
@@ -1206,6 +1206,110 @@ TEST_F_TIMEOUT(nouveau_nic, huge, TIMEOUT_S)
 	all_home(_metadata, &buf, BEFORE);
 	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
 	buf_free(_metadata, &buf);
+}
+
+/* A NIC that writes a buffer and reads it back, page by page, over and over */
+struct dma {
+	pthread_t thread;
+	const struct p2p_nic *nic;
+	struct p2p_buf buf;
+	bool stop;
+	unsigned int done;	/* rounds */
+	const char *wrong;
+};
+
+/* Few pages, because the NIC is slow */
+#define DMA_PAGES	2
+
+static const char *dma_round(struct dma *d, __u64 seed)
+{
+	unsigned char data[P2P_PAGE];
+	size_t pos;
+
+	for (pos = 0; pos < d->buf.len; pos += P2P_PAGE) {
+		p2p_fill(data, seed, pos, P2P_PAGE);
+		if (p2p_nic_write(d->nic, d->buf.handle, d->buf.p + pos, data,
+				  P2P_PAGE, NULL))
+			return "the NIC can not write";
+		memset(data, 0, sizeof(data));
+		if (p2p_nic_read(d->nic, d->buf.handle, d->buf.p + pos, data,
+				 P2P_PAGE, NULL))
+			return "the NIC can not read";
+		if (p2p_compare(data, seed, pos, P2P_PAGE) != P2P_PAGE)
+			return "the NIC reads something else";
+	}
+	return NULL;
+}
+
+static void *dma_run(void *arg)
+{
+	struct dma *d = arg;
+
+	while (!d->wrong && !__atomic_load_n(&d->stop, __ATOMIC_RELAXED)) {
+		d->wrong = dma_round(d, AFTER + d->done);
+		if (!d->wrong)
+			__atomic_fetch_add(&d->done, 1, __ATOMIC_RELAXED);
+	}
+	__atomic_store_n(&d->stop, true, __ATOMIC_RELAXED);
+	return NULL;
+}
+
+/* Return when a round that begins after this call is over, or the NIC has failed */
+static void dma_wait(struct dma *d)
+{
+	unsigned int done = __atomic_load_n(&d->done, __ATOMIC_RELAXED);
+
+	while (!__atomic_load_n(&d->stop, __ATOMIC_RELAXED) &&
+	       __atomic_load_n(&d->done, __ATOMIC_RELAXED) < done + 2)
+		p2p_sleep_ms(1);
+}
+
+/*
+ * The driver goes while the NIC writes and reads pages in video memory. The pages
+ * come home, and the NIC goes on with them there. When the driver is back, the NIC
+ * reaches them in video memory again.
+ */
+TEST_F_TIMEOUT(nouveau_nic, unbound_in_use, TIMEOUT_S)
+{
+	const bool peer = p2p_peer_path(self->path);
+	struct dma d = { .nic = &self->nic };
+	struct p2p_buf *buf = &d.buf;
+	char name[P2P_PCI_NAME];
+	struct p2p_view view;
+	int round;
+
+	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	p2p_buf_alloc(_metadata, buf, DMA_PAGES, BEFORE);
+	/* The pages of a process that forks come home when the NIC writes them */
+	ASSERT_EQ(0, madvise(buf->p, buf->len, MADV_DONTFORK));
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf->p, buf->len,
+				 P2PTEST_NIC_MR_WRITE, &buf->handle));
+	for (round = 0; round < 2; round++) {
+		to_vram(_metadata, self->fd, buf);
+		d.stop = false;
+		ASSERT_EQ(0, pthread_create(&d.thread, NULL, dma_run, &d));
+		dma_wait(&d);
+		EXPECT_EQ(peer ? (long)buf->pages : 0,
+			  nouveau_resident(buf->p, buf->len));
+		ASSERT_TRUE(unbinds(_metadata, name));
+		EXPECT_EQ(0, nouveau_resident(buf->p, buf->len));
+		dma_wait(&d);
+		__atomic_store_n(&d.stop, true, __ATOMIC_RELAXED);
+		ASSERT_EQ(0, pthread_join(d.thread, NULL));
+		ASSERT_EQ(NULL, d.wrong)
+			TH_LOG("round %u: %s", d.done, d.wrong);
+		all_home(_metadata, buf, AFTER + d.done - 1);
+		EXPECT_GT(0, nouveau_to_vram(self->fd, buf->p, buf->len));
+		bind_again(_metadata, &self->fd, name);
+	}
+	to_vram(_metadata, self->fd, buf);
+	EXPECT_EQ(NULL, dma_round(&d, OTHER));
+	ASSERT_EQ(0, p2p_nic_view(&self->nic, buf->handle, buf->p, buf->len,
+				  &view));
+	EXPECT_EQ(peer ? buf->pages : 0, view.peer);
+	all_home(_metadata, buf, OTHER);
+	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf->handle));
+	buf_free(_metadata, buf);
 }
 
 /*

@@ -13,7 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PORT	1
 #define DEPTH	16
 
 /* rxe is the one that tells on which network device it is */
@@ -23,6 +22,13 @@ static bool is_software(const struct ibv_device *dev)
 
 	snprintf(path, sizeof(path), "%s/parent", dev->ibdev_path);
 	return !access(path, F_OK);
+}
+
+static uint8_t port_number(void)
+{
+	const char *text = getenv("P2P_VERBS_PORT");
+
+	return text && *text ? strtoul(text, NULL, 0) : 1;
 }
 
 /* NULL, or why the device is of no use */
@@ -35,6 +41,7 @@ static const char *try_device(struct verbs *v, struct ibv_device *dev)
 	struct ibv_port_attr port;
 
 	memset(v, 0, sizeof(*v));
+	v->port = port_number();
 	v->ctx = ibv_open_device(dev);
 	if (!v->ctx)
 		return why;
@@ -45,8 +52,8 @@ static const char *try_device(struct verbs *v, struct ibv_device *dev)
 	v->odp = attr.odp_caps.per_transport_caps.rc_odp_caps;
 	if ((v->odp & need) != need)
 		goto close;
-	why = "port 1 of the RDMA device is not active";
-	if (ibv_query_port(v->ctx, PORT, &port) ||
+	why = "the port of the RDMA device is not active";
+	if (ibv_query_port(v->ctx, v->port, &port) ||
 	    port.state != IBV_PORT_ACTIVE)
 		goto close;
 	why = "the RDMA device gives no protection domain";
@@ -85,17 +92,17 @@ const char *verbs_open(struct verbs *v)
 }
 
 /* The address to talk to: that of an IPv4 address, or else the first one */
-static int own_gid(struct ibv_context *ctx, int entries, union ibv_gid *gid)
+static int own_gid(const struct verbs *v, int entries, union ibv_gid *gid)
 {
 	static const unsigned char v4[12] = { [10] = 0xff, [11] = 0xff };
 	int i;
 
 	for (i = 0; i < entries; i++) {
-		if (!ibv_query_gid(ctx, PORT, i, gid) &&
+		if (!ibv_query_gid(v->ctx, v->port, i, gid) &&
 		    !memcmp(gid->raw, v4, sizeof(v4)))
 			return i;
 	}
-	return ibv_query_gid(ctx, PORT, 0, gid) ? -1 : 0;
+	return ibv_query_gid(v->ctx, v->port, 0, gid) ? -1 : 0;
 }
 
 /* InfiniBand goes by LID; only Ethernet needs a GID */
@@ -105,13 +112,13 @@ static int address(const struct verbs *v, struct ibv_ah_attr *ah,
 	struct ibv_port_attr port;
 	int index;
 
-	if (ibv_query_port(v->ctx, PORT, &port))
+	if (ibv_query_port(v->ctx, v->port, &port))
 		return -EIO;
 	*mtu = port.active_mtu;
-	*ah = (struct ibv_ah_attr){ .port_num = PORT, .dlid = port.lid };
+	*ah = (struct ibv_ah_attr){ .port_num = v->port, .dlid = port.lid };
 	if (port.link_layer != IBV_LINK_LAYER_ETHERNET)
 		return 0;
-	index = own_gid(v->ctx, port.gid_tbl_len, &ah->grh.dgid);
+	index = own_gid(v, port.gid_tbl_len, &ah->grh.dgid);
 	if (index < 0)
 		return -EADDRNOTAVAIL;
 	ah->is_global = 1;
@@ -124,7 +131,7 @@ static int connect_qp(const struct verbs *v, struct ibv_qp *qp, uint32_t to)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
-		.port_num = PORT,
+		.port_num = v->port,
 		.qp_access_flags = VERBS_REMOTE,
 	};
 	struct ibv_qp_attr rtr = {

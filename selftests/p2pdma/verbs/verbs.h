@@ -26,6 +26,7 @@
 struct verbs {
 	struct ibv_context *ctx;
 	struct ibv_pd *pd;
+	uint8_t port;
 	bool software;		/* has no DMA: the CPU copies */
 	bool implicit;		/* has regions that are the address space */
 	bool atomic;		/* has atomic operations */
@@ -34,7 +35,8 @@ struct verbs {
 
 /*
  * Open device $P2P_VERBS_DEVICE, or else the first one with on-demand paging
- * for reliable connections and an active port. NULL, or why there is none.
+ * for reliable connections and an active port: $P2P_VERBS_PORT, or else 1. NULL,
+ * or why there is none.
  */
 const char *verbs_open(struct verbs *v);
 

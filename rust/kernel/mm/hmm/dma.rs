@@ -646,6 +646,55 @@ pub(super) mod tests {
         })
     }
 
+    /// A page that the C side refuses ends the range, too. Its slot stays empty. What was mapped
+    /// behind it stays mapped, and what was not does not look as if it were.
+    #[test]
+    fn range_ends_at_refused_page() -> Result {
+        if P2P_ALIAS == 0 {
+            return Ok(());
+        }
+        with_mirror(|mirror, mm| {
+            fault(mirror, mm, Access::Write, |valid, dma| {
+                let page = |page| valid.raw(page).unwrap_or(0);
+                // An alias in no range that is registered. It goes to slot 1, and so on.
+                let pfns = [page(1) | P2P_ALIAS, page(2), page(3)];
+                let refused = Valid {
+                    pfns: &pfns,
+                    results: &[0; 3],
+                };
+                let not = |page| Err(NotMapped { page, error: EIO });
+                let raw = |dma: &DmaMap<'_>, slot| {
+                    // SAFETY: The map has `PAGES` slots.
+                    unsafe { *dma.map.pfn_list.add(slot) }
+                };
+
+                let addr = dma.fill(valid).map(2, 2)?.addr();
+                assert_eq!(dma.fill(refused).map_range(0..3, 1), not(0));
+                assert!(dma.get(1).is_none());
+                assert!(dma.get(2).is_some_and(|m| m.addr() == addr));
+                assert!(dma.get(3).is_none());
+                assert_eq!([raw(dma, 1), raw(dma, 3)], [0, 0]);
+
+                // In front of it all is well; the page is named by its place in the fault.
+                let pfns = [page(0), page(1), page(2) | P2P_ALIAS];
+                let refused = Valid {
+                    pfns: &pfns,
+                    results: &[0; 3],
+                };
+                assert_eq!(dma.unmap(2..3), 1);
+                assert_eq!(dma.fill(refused).map_range(1..3, 1), not(2));
+                assert!(dma.get(1).is_some());
+                assert!(dma.get(2).is_none());
+                assert_eq!(raw(dma, 2), 0);
+                assert_eq!(dma.unmap(0..PAGES), 1);
+
+                // An empty slot has nothing of the page that was there.
+                assert_eq!(raw(dma, 1), 0);
+                Ok::<_, Error>(())
+            })?
+        })
+    }
+
     #[test]
     fn what_can_not_be_mapped() -> Result {
         with_mirror(|mirror, mm| {
