@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::device::command::Status;
 use crate::device::command::port::MAX_MEMBERS;
-use crate::device::{Device, Scheme};
+use crate::device::{Device, LOG_BLUE_FLAME, Scheme};
 
-/// log2 of the size of a BlueFlame register, a doorbell for requests to send.
-pub const LOG_BLUE_FLAME: u64 = 9;
 /// Size of a capability group.
 const CAP_SIZE: usize = 4096;
 

@@ -9,7 +9,6 @@ use endpoint::irq::Irqs;
 use endpoint::proxy::Answer;
 
 use crate::bus::Bus;
-use crate::caps::LOG_BLUE_FLAME;
 use crate::device::command::Status;
 use crate::device::fault::Faults;
 use crate::device::mkey::Mkey;
@@ -45,6 +44,9 @@ pub struct Options {
 
 /// The first UAR. The init segment and QEMU's MSI-X table are below it.
 pub const FIRST_UAR: u64 = 8;
+
+/// log2 of the size of a BlueFlame register, a doorbell for requests to send.
+pub const LOG_BLUE_FLAME: u64 = 9;
 
 /// The doorbells of event queues in a UAR (`MLX5_EQ_DOORBELL_OFFSET`): the first one also arms the
 /// queue. Only the driver's sources define them, which the model does not read; a test does.

@@ -1,8 +1,7 @@
 use super::*;
-use crate::caps::LOG_BLUE_FLAME;
 use crate::device::fault::LAST_EVENT;
 use crate::device::mkey::{MTT_READ, MTT_WRITE};
-use crate::device::{EQ_ARM, EQ_UPDATE};
+use crate::device::{EQ_ARM, EQ_UPDATE, LOG_BLUE_FLAME};
 
 const IFC: &str = "\
 /* struct mlx5_ifc_comment_bits { u8 x[0x1]; }; */

@@ -1,9 +1,8 @@
 //! Event queues and completion queues: when they interrupt, and what happens if the driver
 //! does not read them.
 
-use crate::caps::LOG_BLUE_FLAME;
 use crate::device::command::Status;
-use crate::device::{EQ_UPDATE, Scheme};
+use crate::device::{EQ_UPDATE, LOG_BLUE_FLAME, Scheme};
 use crate::testing::{Pair, TestQp, Testbed};
 
 fn nop(bench: &mut Testbed, qp: &mut TestQp) {
