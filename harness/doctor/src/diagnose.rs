@@ -1,7 +1,7 @@
 //! Examines every pair of devices and reports the obstacles.
 
 use crate::capture;
-use crate::host::{Bar, Device, Host};
+use crate::host::{Device, Host};
 use crate::known::{Known, Role};
 use crate::obstacle::{Obstacles, redirecting};
 use crate::report::{
@@ -148,21 +148,9 @@ fn pair_report(
     }
 }
 
-/// The BAR for a device's memory: the one that known.toml names for its driver, or else
-/// the largest.
-fn memory_bar(known: &Known, device: &Device) -> Option<(usize, Bar)> {
-    let driver = device.driver.as_deref().and_then(|name| known.driver(name));
-    if let Some(number) = driver.and_then(|driver| driver.bar) {
-        return Some((number, *device.bars.get(number)?));
-    }
-    let all = device.bars.into_iter().enumerate();
-    all.filter(|(_, bar)| bar.size() > 0)
-        .max_by_key(|(_, bar)| bar.size())
-}
-
 fn device_told(known: &Known, kind: DeviceKind, device: &Device) -> DeviceReport {
     let bar = match kind {
-        DeviceKind::Gpu => memory_bar(known, device),
+        DeviceKind::Gpu => device.memory_bar(known),
         _ => None,
     };
     let above = device.path.iter().rev().skip(1).rev();
@@ -204,13 +192,6 @@ fn host_told(host: &Host, known: &Known) -> HostReport {
     }
 }
 
-/// The policy. `None` if the kernel does not have the series.
-fn policy(host: &Host) -> Option<&str> {
-    let text = host.picture.read(capture::POLICY)?;
-    let (_, rest) = text.split_once('[')?;
-    Some(rest.split_once(']')?.0)
-}
-
 fn series(host: &Host) -> Option<Series> {
     let pages = host.picture.list(capture::STATS).filter_map(|name| {
         let text = host.picture.read(&format!("{}/{name}", capture::STATS))?;
@@ -221,7 +202,7 @@ fn series(host: &Host) -> Option<Series> {
         })
     });
     Some(Series {
-        policy: policy(host)?.to_owned(),
+        policy: host.policy()?.to_owned(),
         pages: pages.collect(),
     })
 }

@@ -121,6 +121,13 @@ impl Host {
         Some(values.any(|(option, value)| option == name && matches!(value.trim(), "y" | "m")))
     }
 
+    /// The policy of the series. `None` if the kernel does not have the series.
+    pub fn policy(&self) -> Option<&str> {
+        let text = self.picture.read(capture::POLICY)?;
+        let (_, rest) = text.split_once('[')?;
+        Some(rest.split_once(']')?.0)
+    }
+
     /// Whether a GPU's driver has registered device private memory for it. `None` if that
     /// cannot be read.
     pub fn has_device_memory(&self, gpu: &Device) -> Option<bool> {
@@ -238,6 +245,18 @@ impl Device {
     /// The bridge above it. A host bridge does not count.
     pub fn above(&self) -> Option<Address> {
         self.path.iter().rev().nth(1).copied()
+    }
+
+    /// The BAR for its memory: the one that known.toml names for its driver, or else the
+    /// largest.
+    pub fn memory_bar(&self, known: &Known) -> Option<(usize, Bar)> {
+        let driver = self.driver.as_deref().and_then(|name| known.driver(name));
+        if let Some(number) = driver.and_then(|driver| driver.bar) {
+            return Some((number, *self.bars.get(number)?));
+        }
+        let all = self.bars.into_iter().enumerate();
+        all.filter(|(_, bar)| bar.size() > 0)
+            .max_by_key(|(_, bar)| bar.size())
     }
 
     /// The largest size that the device allows for a BAR, if it can be resized.

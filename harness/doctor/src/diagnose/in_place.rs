@@ -1,7 +1,7 @@
 //! Obstacles for in-place access by a NIC to a process's pages in GPU memory: what the
 //! series needs besides a path.
 
-use super::{Pair, memory_bar, path, policy};
+use super::{Pair, path};
 use crate::capture::{self, INFINIBAND};
 use crate::gpu;
 use crate::host::{Device, Host, size};
@@ -53,7 +53,7 @@ fn kernel(host: &Host, n: usize, verdict: Verdict, obstacles: &mut Obstacles) {
     let mut blocks = |code, at: &str, next: &str| {
         obstacles.add(n, code, Effect::BlocksInPlace, at, next);
     };
-    match policy(host) {
+    match host.policy() {
         None => blocks(
             Code::SeriesAbsent,
             &format!("{} has no {}", host.release(), capture::POLICY),
@@ -134,9 +134,9 @@ fn driver(host: &Host, known: &Known, n: usize, device: &Device, obstacles: &mut
         obstacles.add(n, refusal.code, Effect::BlocksInPlace, &at, &refusal.next);
     }
     if refusals.is_empty()
-        && policy(host).is_some()
+        && host.policy().is_some()
         && driver.pages == Some(Pages::Windows)
-        && let Some((number, bar)) = memory_bar(known, device)
+        && let Some((number, bar)) = device.memory_bar(known)
         && bar.size() > 0
     {
         let (now, windows) = (size(bar.size()), Pages::windows(bar.size()));

@@ -1,6 +1,6 @@
 //! Obstacles for any DMA between two devices.
 
-use super::{Pair, memory_bar};
+use super::Pair;
 use crate::capture;
 use crate::host::{Device, Host, size};
 use crate::known::{Known, Pages};
@@ -233,7 +233,7 @@ fn mask(
     client: &Device,
     obstacles: &mut Obstacles,
 ) {
-    let Some((number, bar)) = memory_bar(known, provider) else {
+    let Some((number, bar)) = provider.memory_bar(known) else {
         return;
     };
     // Without a driver, the mask has the kernel's default. An IOMMU assigns low addresses.
@@ -254,7 +254,7 @@ fn mask(
 
 fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) {
     let driver = gpu.driver.as_deref().and_then(|name| known.driver(name));
-    let Some((number, bar)) = memory_bar(known, gpu) else {
+    let Some((number, bar)) = gpu.memory_bar(known) else {
         return;
     };
     let now = bar.size();
