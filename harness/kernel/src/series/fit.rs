@@ -15,7 +15,8 @@ use std::{fmt, fs};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use super::{How, Mail, Series, hunk_number, name, scratch};
+use super::Series;
+use super::apply::{How, Mail, hunk_number, name, scratch};
 use host::git::{ask, git};
 use host::proc::{capture, capture_from, output, tail};
 

@@ -2,6 +2,9 @@ use super::*;
 
 use std::process::Command;
 
+use host::git::{ask, git};
+use host::proc::capture;
+
 /// A repository with one commit, and three patches on top of it, one per topic.
 struct Scene {
     dir: tempfile::TempDir,
@@ -367,18 +370,4 @@ fn what_a_topic_needs_is_before_it() {
     assert_eq!(needed(4), ["2"]);
     assert!(parse(&[("1", "'2'"), ("2", "")]).is_err());
     assert!(parse(&[("2", ""), ("1", "")]).is_err());
-}
-
-#[test]
-fn hunks_are_counted_per_file() {
-    let diff = "diff --git a/x b/x\n@@ -1,2 +1,2 @@\n@@ -10,2 +10,2 @@ f()\n\
-                diff --git a/y b/y\n@@ -10,2 +10,2 @@\n";
-    assert_eq!(hunk(diff, "x", "10"), "hunk 2 of 2, @@ -10,2 +10,2 @@ f()");
-    assert_eq!(hunk(diff, "y", "10"), "hunk 1 of 1, @@ -10,2 +10,2 @@");
-    assert_eq!(hunk(diff, "y", "1"), "at line 1");
-}
-
-#[test]
-fn a_mail_without_an_author_is_refused() {
-    assert_eq!(Mail::parse("Subject: x\nDate: now\n"), None);
 }
