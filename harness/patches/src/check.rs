@@ -4,7 +4,6 @@
 //!
 //! The patches determine what is checked. A message counts if it is about a line that the
 //! series adds. Older lines do not count.
-//! about a line that the series adds: what was there before is not its matter.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +14,7 @@ use serde::Deserialize;
 use crate::diff::Diff;
 use host::git::ask;
 use host::paths::Paths;
-use host::proc::{output, shown};
+use host::proc::output;
 use host::ui::Ui;
 use kernel::build::Builder;
 use kernel::series::Series;
@@ -203,7 +202,12 @@ impl<'a> Checker<'a> {
             .args(self.touched(&[".c", ".h"]));
         let (_, out, err) = output(&mut command)?;
         let said = self.about(&format!("{out}{err}"));
-        Ok(outcome("kernel-doc", "what is new", said, &command))
+        Ok(messages::outcome(
+            "kernel-doc",
+            "what is new",
+            said,
+            &command,
+        ))
     }
 
     fn rustfmt(&self) -> Result<Outcome> {
@@ -220,24 +224,13 @@ impl<'a> Checker<'a> {
             .args(self.touched(&[".rs"]));
         let (status, out, err) = output(&mut command)?;
         let said = (!status.success()).then(|| format!("{out}{err}"));
-        Ok(outcome(
+        Ok(messages::outcome(
             name,
             "touched files",
             said.into_iter().collect(),
             &command,
         ))
     }
-}
-
-/// Passes if a tool printed nothing. Otherwise contains its output, and the command.
-fn outcome(suite: &str, name: &str, said: Vec<String>, command: &Command) -> Outcome {
-    let trouble = (!said.is_empty()).then(|| {
-        let dir = command.get_current_dir().unwrap_or(Path::new("."));
-        let (all, shown) = (said.join("\n"), shown(command));
-        let shown = if shown.len() < 2000 { &shown } else { suite };
-        format!("{all}\nby: cd {} && {shown}", dir.display())
-    });
-    Outcome::unless(suite, name, trouble)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use super::messages::folded;
-use super::{Checker, outcome};
+use super::Checker;
+use super::messages::{folded, outcome};
 use host::proc::{interrupted, output};
 use host::ui::Step;
 use kernel::build::{Builder, Make};

@@ -2,8 +2,12 @@
 //! them are about new lines.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
 
 use crate::diff::Diff;
+use host::proc::shown;
+use results::report::Outcome;
 
 /// The messages about a line of the series. Their form is `file:line: text`, or, for
 /// rustc, text with ` --> file:line` below.
@@ -59,6 +63,17 @@ fn place(text: &str) -> Option<(&str, usize)> {
         .find(|word| word.contains(':') && word.contains('.'))?;
     let mut parts = word.split(':');
     Some((parts.next()?, parts.next()?.parse().ok()?))
+}
+
+/// Passes if a tool printed nothing. Otherwise contains its output, and the command.
+pub fn outcome(suite: &str, name: &str, said: Vec<String>, command: &Command) -> Outcome {
+    let trouble = (!said.is_empty()).then(|| {
+        let dir = command.get_current_dir().unwrap_or(Path::new("."));
+        let (all, shown) = (said.join("\n"), shown(command));
+        let shown = if shown.len() < 2000 { &shown } else { suite };
+        format!("{all}\nby: cd {} && {shown}", dir.display())
+    });
+    Outcome::unless(suite, name, trouble)
 }
 
 #[cfg(test)]
