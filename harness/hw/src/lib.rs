@@ -11,7 +11,6 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use checks::{Finding, State, Survey};
@@ -23,12 +22,14 @@ use perftest::Measured;
 use results::report::{self, Outcome, Report};
 use speed::Speed;
 use sysroot::Host;
+use table::markdown;
 
 mod checks;
 mod perftest;
 mod selftests;
 mod speed;
 mod sysroot;
+mod table;
 
 /// perftest's options that put its buffer into the GPU and keep it there.
 pub const GPU_OPTIONS: &str = "--use_opencl=0 --gpu_touch=infinite";
@@ -186,14 +187,6 @@ fn table(measured: &[Measured]) -> String {
         table.add_row([&*m.program, &m.policy, &figure, &m.unit, &pages.join(", ")]);
     }
     format!("\n{table}\n\n")
-}
-
-/// An empty Markdown table.
-fn markdown<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(header);
-    table
 }
 
 impl Record<'_> {

@@ -9,7 +9,7 @@ use anyhow::Result;
 use plot::{Chart, Line};
 use serde::Serialize;
 
-use super::markdown;
+use super::table::markdown;
 use results::report::Outcome;
 
 /// The picture, in build/results.
