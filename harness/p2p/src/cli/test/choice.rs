@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use anyhow::{Result, bail};
 
 use crate::cli::run::ON_DEMAND;
-use crate::cli::{flag, selfcheck};
+use crate::cli::selfcheck;
+use crate::cli::variables::flag;
 use host::status::Usage;
 use patches::check;
 use plan::filter::Only;
