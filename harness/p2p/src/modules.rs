@@ -2,25 +2,34 @@
 //! prevents them. Also tests that a crate uses only crates that come before it in
 //! README.md.
 //!
-//! A file and the folder with the same name are one module here: a child may use its
-//! parent's items. So the test compares siblings, at each level, by which of them uses
-//! which.
+//! A file and the folder with the same name are one module here. So the test compares
+//! siblings, at each level, by which of them uses which.
+//!
+//! A child may use the types, traits and constants of its parent, and may have a part of
+//! `impl Parent`. It may not call a function of its parent if the parent uses the child:
+//! otherwise calls go down and up again. Methods are not compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use serde_json::Value;
 
 /// A module as the list of its names from the crate's root. The root is empty.
 type Module = Vec<String>;
 
+/// The items of a file itself, without those of its children, are a module with this
+/// name.
+const OWN: &str = "self";
+
 /// The modules that each module uses.
 type Uses = BTreeMap<Module, BTreeSet<Module>>;
 
 /// The code of a file, without comments and tests.
 fn code(text: &str) -> String {
-    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    let text = text.split("#[cfg(test)]\nmod tests").next();
+    let text = text.unwrap_or_default();
     let lines = text.lines().map(str::trim_start);
     let lines = lines.filter(|line| !line.starts_with("//"));
     lines.collect::<Vec<_>>().join("\n")
@@ -73,7 +82,7 @@ fn files(src: &Path) -> Vec<(Module, PathBuf)> {
         for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            let below = [module.as_slice(), std::slice::from_ref(&name)].concat();
+            let below = [module.as_slice(), slice::from_ref(&name)].concat();
             if path.is_dir() {
                 folders.push((below, path));
             } else if ["lib", "main"].contains(&&*name) && module.is_empty() {
@@ -88,13 +97,38 @@ fn files(src: &Path) -> Vec<(Module, PathBuf)> {
 
 fn uses(src: &Path) -> Uses {
     let mut uses = Uses::new();
-    for (module, file) in files(src) {
+    let files = files(src);
+    let modules = BTreeSet::from_iter(files.iter().map(|(module, _)| module.as_slice()));
+    for (module, file) in &files {
         let code = code(&fs::read_to_string(file).unwrap());
         let mut named = paths(&code, "crate");
-        let parent = &module[..module.len().saturating_sub(1)];
-        let beside = paths(&code, "super");
-        named.extend(beside.into_iter().map(|path| [parent, &path].concat()));
-        uses.entry(module).or_default().extend(named);
+        let mut add = |parent: &[String], start| {
+            let found = paths(&code, start).into_iter();
+            named.extend(found.map(|path| [parent, &path].concat()));
+        };
+        if let Some((_, parent)) = module.split_last() {
+            add(parent, "super");
+        }
+        add(module, OWN);
+        let is_child = |other: &&&[String]| {
+            let parent = other.split_last().map(|(_, parent)| parent);
+            parent == Some(module)
+        };
+        for child in modules.iter().filter(is_child) {
+            add(child, &child[module.len()]);
+        }
+        // A function is an item of its file.
+        for path in &mut named {
+            if let Some((name, parent)) = path.split_last_mut()
+                && modules.contains(&*parent)
+                && !modules.contains(&*[&*parent, slice::from_ref(name)].concat())
+                && !name.starts_with(char::is_uppercase)
+            {
+                OWN.clone_into(name);
+            }
+        }
+        let own = [module.as_slice(), &[OWN.to_owned()]].concat();
+        uses.entry(own).or_default().extend(named);
     }
     uses
 }
@@ -109,7 +143,7 @@ fn circle(uses: &Uses) -> Option<String> {
             let (Some(from), Some(to)) = (module.get(..=same), path.get(..=same)) else {
                 continue;
             };
-            if uses.keys().any(|module| module.starts_with(to)) {
+            if from != to && uses.keys().any(|module| module.starts_with(to)) {
                 edges.entry(from.to_vec()).or_default().insert(to.to_vec());
             }
         }
@@ -195,11 +229,30 @@ fn circles_are_seen() {
     let all = [row[0], row[1], ("c.rs", back)];
     let told = circle_of(&all).unwrap();
     assert!(told.contains("c -> a") && told.contains("b -> c"), "{told}");
-    // Tests may use any module, and a child may use its parent.
+    // Tests may use any module, and a child may use its parent's types and constants.
     let tests = "fn f() {}\n#[cfg(test)]\nmod tests {\nuse crate::a;\n}\n";
     assert_eq!(circle_of(&[row[0], row[1], ("c.rs", tests)]), None);
-    let family = [("a.rs", "use b::B;\nmod b;"), ("a/b.rs", "use super::A;")];
+    let types = "use super::{A, MAX, c};\nimpl super::A {}\n";
+    let uses = "mod b;\nmod c;\nfn f() { b::g() }\n";
+    let family = [("a.rs", uses), ("a/b.rs", types), ("a/c.rs", c)];
     assert_eq!(circle_of(&family), None);
+    // It may not call its parent's functions, in any spelling.
+    for call in [
+        "use super::{A, f};",
+        "fn g() { super::f() }",
+        "use crate::a::*;",
+    ] {
+        let told = circle_of(&[family[0], ("a/b.rs", call), family[2]]).unwrap();
+        assert_eq!(told, "a::b -> a::self\na::self -> a::b");
+    }
+    // Neither may a sibling that the child uses, nor a grandchild.
+    let calls = [("a/b.rs", "use super::c::g;"), ("a/c.rs", "use super::f;")];
+    assert!(circle_of(&[family[0], calls[0], calls[1]]).is_some());
+    let deep = [("a/b.rs", ""), ("a/b/d.rs", "use crate::a::f;")];
+    assert!(circle_of(&[family[0], deep[0], deep[1]]).is_some());
+    // The parent may leave the child to others.
+    let apart = [("a.rs", "mod b;\nfn f() {}\n"), ("a/b.rs", "use super::f;")];
+    assert_eq!(circle_of(&apart), None);
     // Siblings at a deeper level, and uses from there.
     let below = [
         ("a/b.rs", "use super::c::C;"),
