@@ -30,6 +30,9 @@ pub struct Topology {
     /// Added to the kernel's command line.
     #[serde(default)]
     pub append: Vec<String>,
+    /// More of QEMU's arguments, such as `-numa`. They come before all devices.
+    #[serde(default)]
+    pub arguments: Vec<String>,
     /// `-device` arguments that come before GPUs and NICs.
     pub devices: Vec<String>,
     /// Test GPUs, in the order in which the guest finds them.
@@ -355,7 +358,7 @@ impl Topology {
 
     /// CPU and devices, as QEMU's arguments.
     fn qemu(&self, kind: Kind, models: &Models<'_>) -> Vec<String> {
-        let mut args: Vec<String> = Vec::new();
+        let mut args = self.arguments.clone();
         let mut add = |option: &str, value: String| {
             args.push(option.to_owned());
             args.push(value);
@@ -537,6 +540,17 @@ mod tests {
             .machine
             .qemu(Kind::Counting, &models, Some("shift=0"), iommu);
         assert_eq!(other[..2], ["-icount", "shift=0"]);
+    }
+
+    #[test]
+    fn arguments_come_before_devices() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let (machine, numa) = (&topologies.machine, topologies.get("numa").unwrap());
+        let args = machine.qemu(Kind::Counting, &Models::default(), None, numa);
+        let args = args.join(" ");
+        let (before, _) = args.split_once("-device ").unwrap();
+        assert!(before.contains("-numa node,nodeid=1,cpus=1,memdev=node1"));
     }
 
     #[test]
