@@ -11,7 +11,7 @@ use host::proc::capture;
 use host::status::Usage;
 
 /// Runs a compiler through ccache.
-const CACHED: &str = "harness/cached";
+const WITH_CCACHE: &str = "harness/with-ccache";
 
 /// The user's choice of compiler. The default is GCC, which needs two thirds of LLVM's
 /// time, or LLVM 19 for kernels that need LLVM.
@@ -39,7 +39,7 @@ impl Compiler {
         arguments.push(if cc.starts_with("ccache ") {
             format!("CC={cc}")
         } else {
-            format!("CC={} {cc}", root.join(CACHED).display())
+            format!("CC={} {cc}", root.join(WITH_CCACHE).display())
         });
         arguments
     }
@@ -155,22 +155,22 @@ mod tests {
         };
         assert_eq!(
             chosen(None, None, false),
-            "LD=ld.lld CC=/r/harness/cached gcc"
+            "LD=ld.lld CC=/r/harness/with-ccache gcc"
         );
         assert_eq!(
             chosen(None, None, true),
-            "LLVM=-19 CC=/r/harness/cached clang-19"
+            "LLVM=-19 CC=/r/harness/with-ccache clang-19"
         );
         for needs_llvm in [false, true] {
             let chosen = |llvm, cc| chosen(llvm, cc, needs_llvm);
-            assert_eq!(chosen(Some("1"), None), "LLVM=1 CC=/r/harness/cached clang");
+            assert_eq!(chosen(Some("1"), None), "LLVM=1 CC=/r/harness/with-ccache clang");
             assert_eq!(
                 chosen(Some("-20"), None),
-                "LLVM=-20 CC=/r/harness/cached clang-20"
+                "LLVM=-20 CC=/r/harness/with-ccache clang-20"
             );
             assert_eq!(chosen(None, Some("ccache gcc-13")), "CC=ccache gcc-13");
             let both = chosen(Some("/opt/"), Some("gcc"));
-            assert_eq!(both, "LLVM=/opt/ CC=/r/harness/cached gcc");
+            assert_eq!(both, "LLVM=/opt/ CC=/r/harness/with-ccache gcc");
         }
     }
 
@@ -284,11 +284,11 @@ mod tests {
         source("plain.c", "int a;\n");
         source("image.c", "asm(\".incbin \\\"image\\\"\");\n");
         source("image.S", ".incbin \"image\"\n");
-        let cached = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cached");
+        let wrapper = Path::new(env!("CARGO_MANIFEST_DIR")).join("../with-ccache");
         let others = std::env::var("PATH").unwrap();
         let path = format!("{}:{others}", dir.path().display());
         let run = |compiler: &str, source: &str| {
-            let mut command = Command::new(&cached);
+            let mut command = Command::new(&wrapper);
             command
                 .args([compiler, "-c", source])
                 .current_dir(dir.path());
