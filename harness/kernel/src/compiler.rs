@@ -163,7 +163,10 @@ mod tests {
         );
         for needs_llvm in [false, true] {
             let chosen = |llvm, cc| chosen(llvm, cc, needs_llvm);
-            assert_eq!(chosen(Some("1"), None), "LLVM=1 CC=/r/harness/with-ccache clang");
+            assert_eq!(
+                chosen(Some("1"), None),
+                "LLVM=1 CC=/r/harness/with-ccache clang"
+            );
             assert_eq!(
                 chosen(Some("-20"), None),
                 "LLVM=-20 CC=/r/harness/with-ccache clang-20"
