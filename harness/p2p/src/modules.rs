@@ -143,7 +143,7 @@ fn circle(uses: &Uses) -> Option<String> {
             let (Some(from), Some(to)) = (module.get(..=same), path.get(..=same)) else {
                 continue;
             };
-            if from != to && uses.keys().any(|module| module.starts_with(to)) {
+            if uses.keys().any(|module| module.starts_with(to)) {
                 edges.entry(from.to_vec()).or_default().insert(to.to_vec());
             }
         }
@@ -250,6 +250,9 @@ fn circles_are_seen() {
     assert!(circle_of(&[family[0], calls[0], calls[1]]).is_some());
     let deep = [("a/b.rs", ""), ("a/b/d.rs", "use crate::a::f;")];
     assert!(circle_of(&[family[0], deep[0], deep[1]]).is_some());
+    // What a file has for tests may stand before its code.
+    let testing = "#[cfg(test)]\nmod testing;\nuse self::b::g;\nfn f() {}\n";
+    assert!(circle_of(&[("a.rs", testing), ("a/b.rs", "use super::f;")]).is_some());
     // The parent may leave the child to others.
     let apart = [("a.rs", "mod b;\nfn f() {}\n"), ("a/b.rs", "use super::f;")];
     assert_eq!(circle_of(&apart), None);
