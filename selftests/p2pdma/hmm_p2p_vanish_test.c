@@ -363,6 +363,8 @@ FIXTURE(p2p_vanish)
 {
 	P2P_SELF p2p;
 	char name[2][P2P_PCI_NAME];
+	char port[2][P2P_PCI_NAME];	/* of the slot */
+	bool slots;
 };
 
 #define SELF FIXTURE_DATA(p2p_vanish)
@@ -374,6 +376,8 @@ FIXTURE_SETUP(p2p_vanish)
 		return;
 	ASSERT_EQ(0, p2p_pci_name(P2P_GPU_DRIVER, 0, self->name[GPU]));
 	ASSERT_EQ(0, p2p_pci_name(P2P_NIC_DRIVER, 0, self->name[NIC]));
+	self->slots = !p2p_pci_slot(self->name[GPU], self->port[GPU]) &&
+		      !p2p_pci_slot(self->name[NIC], self->port[NIC]);
 }
 
 static const char *const driver[] = { P2P_GPU_DRIVER, P2P_NIC_DRIVER };
@@ -381,6 +385,10 @@ static const char *const driver[] = { P2P_GPU_DRIVER, P2P_NIC_DRIVER };
 FIXTURE_TEARDOWN_PARENT(p2p_vanish)
 {
 	/* Also if the test did not get that far */
+	if (self->slots) {
+		p2p_pci_slot_power(self->port[GPU], true);
+		p2p_pci_slot_power(self->port[NIC], true);
+	}
 	p2p_pci_rescan();
 	p2p_pci_bind(P2P_GPU_DRIVER, self->name[GPU], 0);
 	p2p_pci_bind(P2P_NIC_DRIVER, self->name[NIC], 0);
@@ -490,6 +498,37 @@ static void surprise(struct __test_metadata *_metadata,
 	shared->lossy++;
 }
 
+/*
+ * The device is pulled out of its slot, and put back: it is away from the bus, and comes
+ * back without addresses. The NIC goes while it is in use. The GPU's driver has the time
+ * to move pages home: what VRAM holds is lost without power.
+ */
+static void slot(struct __test_metadata *_metadata, SELF *self, int dev)
+{
+	if (!self->slots) {
+		remove_device(_metadata, self, dev);
+		return;
+	}
+	shared->lossy += dev == NIC;
+	if (dev == NIC) {
+		ASSERT_EQ(0, p2p_pci_slot_power(self->port[NIC], false));
+		p2p_sleep_ms(TRANSFER_MS);
+		ASSERT_EQ(0xff, p2p_pci_command(self->name[NIC], 0, 0));
+	}
+	ASSERT_EQ(0, p2p_pci_attr_set(self->name[dev], "remove", "1"));
+	if (dev == GPU)
+		ASSERT_EQ(0, p2p_pci_slot_power(self->port[GPU], false));
+	store(shared->gpu_gone, dev == GPU);
+	all_look(_metadata);
+	/* Nobody is there */
+	ASSERT_EQ(0, p2p_pci_rescan());
+	ASSERT_EQ(-ENOENT, p2p_pci_command(self->name[dev], 0, 0));
+	ASSERT_EQ(0, p2p_pci_slot_power(self->port[dev], true));
+	store(shared->gpu_gone, false);
+	ASSERT_EQ(0, p2p_pci_rescan());
+	shared->lossy += dev == NIC;
+}
+
 static const struct way {
 	const char *name;
 	void (*run)(struct __test_metadata *_metadata, SELF *self,
@@ -501,6 +540,7 @@ static const struct way {
 	{ .name = "reset", .run = reset },
 	{ .name = "bus master off", .run = master_off },
 	{ .name = "surprise", .run = surprise, .only_nic = true },
+	{ .name = "slot", .run = slot },
 };
 
 static __u64 number_from(const char *name, __u64 otherwise)

@@ -18,6 +18,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <linux/pci_regs.h>
+
 #define STATS_DIR	"/sys/kernel/mm/hmm/p2p_stats"
 #define POLICY_FILE	"/sys/kernel/mm/hmm/p2p"
 #define TRACEFS		"/sys/kernel/tracing"
@@ -426,8 +428,6 @@ int p2p_pci_attr_get(const char *name, const char *attr, char *text,
 	return ret;
 }
 
-#define PCI_COMMAND	4
-
 int p2p_pci_command(const char *name, unsigned char clear, unsigned char set)
 {
 	unsigned char value;
@@ -445,6 +445,71 @@ int p2p_pci_command(const char *name, unsigned char clear, unsigned char set)
 	}
 	close(fd);
 	return ret ?: value;
+}
+
+/* Clear and set bits of Slot Control, if the slot has a power controller */
+static int slot_control(const char *port, __u16 clear, __u16 set)
+{
+	unsigned char config[256];
+	char path[128];
+	__u32 slot_cap;
+	__u16 control;
+	int fd, ret;
+	size_t cap;
+
+	snprintf(path, sizeof(path), PCI_DEVICES "/%s/config", port);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	ret = pread(fd, config, sizeof(config), 0) == sizeof(config) ? 0 : -EIO;
+	if (ret)
+		goto close;
+	cap = config[PCI_CAPABILITY_LIST];
+	while (cap && config[cap] != PCI_CAP_ID_EXP)
+		cap = config[cap + PCI_CAP_LIST_NEXT];
+	ret = -EOPNOTSUPP;
+	if (!cap || cap + PCI_EXP_SLTSTA > sizeof(config))
+		goto close;
+	memcpy(&slot_cap, config + cap + PCI_EXP_SLTCAP, sizeof(slot_cap));
+	if (!(slot_cap & PCI_EXP_SLTCAP_PCP))
+		goto close;
+	ret = 0;
+	if (!clear && !set)
+		goto close;
+	memcpy(&control, config + cap + PCI_EXP_SLTCTL, sizeof(control));
+	control = (control & ~clear) | set;
+	if (pwrite(fd, &control, sizeof(control), cap + PCI_EXP_SLTCTL) !=
+	    sizeof(control))
+		ret = -EIO;
+close:
+	close(fd);
+	return ret;
+}
+
+int p2p_pci_slot(const char *name, char port[P2P_PCI_NAME])
+{
+	char path[128], above[PATH_MAX];
+	const char *base;
+
+	/* Both of us would write to the register */
+	if (!access("/sys/bus/pci_express/drivers/pciehp", F_OK))
+		return -EOPNOTSUPP;
+	snprintf(path, sizeof(path), PCI_DEVICES "/%s/..", name);
+	if (!realpath(path, above))
+		return -errno;
+	base = strrchr(above, '/') + 1;
+	if (strlen(base) != strlen("0000:00:00.0"))
+		return -EOPNOTSUPP;
+	memcpy(port, base, strlen(base) + 1);
+	return slot_control(port, 0, 0);
+}
+
+int p2p_pci_slot_power(const char *port, bool on)
+{
+	/* QEMU deletes a device if power and the slot's light are off */
+	return slot_control(port, PCI_EXP_SLTCTL_PIC | PCI_EXP_SLTCTL_PCC,
+			    PCI_EXP_SLTCTL_PWR_IND_ON |
+			    (on ? PCI_EXP_SLTCTL_PWR_ON : PCI_EXP_SLTCTL_PWR_OFF));
 }
 
 int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end)

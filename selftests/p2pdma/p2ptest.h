@@ -231,6 +231,13 @@ int p2p_pci_attr_get(const char *name, const char *attr, char *text,
 
 /* Change bits of the command register; its low byte as it is then */
 int p2p_pci_command(const char *name, unsigned char clear, unsigned char set);
+/*
+ * The port above a device, if the port controls the power of its slot, and no hotplug
+ * driver does so: -EOPNOTSUPP otherwise
+ */
+int p2p_pci_slot(const char *name, char port[P2P_PCI_NAME]);
+/* Without power the device does not answer; it comes back as after a reset */
+int p2p_pci_slot_power(const char *port, bool on);
 /* Start and end (exclusive) of a memory BAR */
 int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end);
 /* Does an IOMMU translate the device's addresses? */
