@@ -31,4 +31,4 @@ while True:
     for pid in tests():
         move(pid, node, 1 - node)
     node = 1 - node
-    time.sleep(0.02)
+    time.sleep(0.2)

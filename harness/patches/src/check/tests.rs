@@ -1,6 +1,9 @@
 use super::*;
 
 use std::fs;
+use std::process::Command;
+
+use host::proc::capture;
 
 const MAIL: &str = "\
 From 0 Mon Sep 17 00:00:00 2001
@@ -109,6 +112,8 @@ index 0000001..0000002 100644
 2.39.5
 ";
     fs::write(&patch, format!("{MAIL}+no diff\n\n{diff}")).unwrap();
+    // The folder may be in another repository.
+    capture(Command::new("git").args(["init", "-q"]).arg(dir.path())).unwrap();
     assert_eq!(
         mail::numstat(dir.path(), &patch).unwrap().trim_end(),
         "2\t1\tmm/hmm.c\n1\t1\tnew.c"
