@@ -76,14 +76,17 @@ impl Run<'_> {
         let until = choice.minutes.map(|minutes| start + MINUTE * minutes);
         let mut round = 1;
         loop {
-            let report = Mutex::new(Report::default());
+            let report = Mutex::new(Report {
+                round: choice.repeat.map(|_| round),
+                ..Report::default()
+            });
             let result = self.round(choice, until, &report);
             let mut report = report.into_inner().expect("no panic holds it");
-            report.round = choice.repeat.map(|_| round);
             if let Err(error) = &result {
                 report.aborted = Some(format!("{error:#}"));
             }
-            let is_last = round == rounds || report.picked.is_empty();
+            let has_time = report.left_out.is_empty();
+            let is_last = round == rounds || report.picked.is_empty() || !has_time;
             if result.is_err() || is_last || verdict(&report) == Verdict::Failed {
                 return (report, result);
             }

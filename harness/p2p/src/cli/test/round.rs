@@ -310,17 +310,33 @@ impl<'a> Round<'a> {
     /// Adds results that need those of all jobs.
     fn end(&self, jobs: &[String], same: &[Same]) {
         let mut report = self.report();
-        let has_run = |name: &String| report.seconds.contains_key(name);
-        if self.is_late() && !jobs.is_empty() && !jobs.iter().any(has_run) {
-            let why = "no job had time: MINUTES= is over";
-            let outcome = Outcome::could_not_run("all", "runs", why);
-            report.outcomes.push(outcome);
-        }
+        fail_if_nothing_ran(&mut report, jobs);
         if self.choice.fail_fast && self.is_over() {
             report.aborted = Some("FAIL_FAST=1, and something failed".to_owned());
         }
         // A single test is no basis for the comparison.
-        for same in same.iter().filter(|_| self.choice.test.is_none()) {
+        if self.choice.test.is_none() {
+            compare(&mut report, same);
+        }
+    }
+}
+
+/// Adds a failure if there was no time for any of the jobs. Not in a later round of REPEAT=:
+/// the rounds before it ran them.
+fn fail_if_nothing_ran(report: &mut Report, jobs: &[String]) {
+    let is_left_out = |name: &String| report.left_out.contains(name);
+    if !jobs.is_empty() && jobs.iter().all(is_left_out) && report.round.is_none_or(|n| n == 1) {
+        let why = "no job had time: MINUTES= is over";
+        report
+            .outcomes
+            .push(Outcome::could_not_run("all", "runs", why));
+    }
+}
+
+/// Compares jobs that must have the same results, except where there was no time for one.
+fn compare(report: &mut Report, same: &[Same]) {
+    for same in same {
+        if !same.jobs.iter().any(|job| report.left_out.contains(job)) {
             let outcome = jobs::compare(same, &report.outcomes);
             report.outcomes.extend(outcome);
         }
@@ -344,6 +360,46 @@ mod tests {
 
     use super::*;
     use plan::topology::Topologies;
+
+    fn left_out(names: &[&str]) -> Report {
+        let mut report = Report::default();
+        names
+            .iter()
+            .for_each(|name| report.leave_out(name, NO_TIME));
+        report
+    }
+
+    #[test]
+    fn time_for_no_job_is_a_failure() {
+        let jobs = ["a/x", "b/x"].map(str::to_owned);
+        let fails = |mut report: Report, jobs: &[String]| {
+            fail_if_nothing_ran(&mut report, jobs);
+            report.count(Status::Failed) == 1
+        };
+        assert!(fails(left_out(&["a/x", "b/x", "modules"]), &jobs));
+        assert!(!fails(left_out(&["a/x"]), &jobs));
+        assert!(!fails(left_out(&["modules"]), &[]));
+        let round = |round| Report {
+            round: Some(round),
+            ..left_out(&["a/x", "b/x"])
+        };
+        assert!(fails(round(1), &jobs));
+        assert!(!fails(round(2), &jobs));
+    }
+
+    #[test]
+    fn a_job_without_time_is_not_compared() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let same = Plan::read(&root).unwrap().same;
+        let [one, other] = &same[0].jobs;
+        let mut report = left_out(&[one]);
+        report.outcomes.push(Outcome::passed(other, "t"));
+        compare(&mut report, &same);
+        assert_eq!(report.count(Status::Failed), 0);
+        report.left_out.clear();
+        compare(&mut report, &same);
+        assert_eq!(report.count(Status::Failed), 1);
+    }
 
     #[test]
     fn what_took_longest_comes_first() {
