@@ -61,11 +61,7 @@ fn compare(outcomes: &[Outcome], ran: &RunResult) -> Result<Vec<String>> {
 mod tests {
     use super::*;
 
-    use std::time::Duration;
-
     use ktap::{Case, Status};
-
-    use machine::vm::End;
 
     fn outcome(line: &str) -> Outcome {
         let case = Case {
@@ -88,13 +84,7 @@ mod tests {
 {"event":"end","ram_bytes":64,"peer_bytes":4096}
 "#;
         let dir = tempfile::tempdir().unwrap();
-        let ran = RunResult {
-            dir: dir.path().to_owned(),
-            end: End::Done(0),
-            console: String::new(),
-            time: Duration::ZERO,
-            witness: None,
-        };
+        let ran = RunResult::quiet(dir.path());
         let told = |lines: &[&str]| {
             let outcomes = Vec::from_iter(lines.iter().map(|line| outcome(line)));
             contradicted(&outcomes, &ran)

@@ -75,11 +75,9 @@ mod tests {
     use super::*;
 
     use std::fs;
-    use std::time::Duration;
 
     use ktap::Status;
 
-    use machine::vm::End;
     use plan::topology::Topologies;
 
     const LOG: &str = r#"{"event":"dma","dir":"read","to":"vram0","len":8,"ats":false,"ro":false}
@@ -98,13 +96,7 @@ mod tests {
         if let Some(log) = log {
             fs::write(dir.path().join("connectx0.log"), log).unwrap();
         }
-        let ran = RunResult {
-            dir: dir.path().to_owned(),
-            end: End::Done(0),
-            console: String::new(),
-            time: Duration::ZERO,
-            witness: None,
-        };
+        let ran = RunResult::quiet(dir.path());
         let all = outcomes("x", &spec, topologies.get(topology).unwrap(), &ran);
         let failed = all.iter().filter(|one| one.status == Status::Failed);
         let told = failed.map(|one| format!("{}: {} {:?}", one.name, one.reason, one.log));

@@ -120,8 +120,7 @@ fn rounds(log: &str) -> Result<Vec<Round>> {
 mod tests {
     use super::*;
 
-    use std::path::PathBuf;
-    use std::time::Duration;
+    use std::path::Path;
 
     use serde_json::json;
 
@@ -195,13 +194,7 @@ mod tests {
         assert_eq!(told(""), "it has no last line");
         assert!(told("nonsense\n").starts_with("line 1: "));
         assert_eq!(told(&log(&[(HOME, 4096)])), "line 2: nothing is there");
-        let ran = RunResult {
-            dir: PathBuf::from("/nonexistent"),
-            end: machine::vm::End::Done(0),
-            console: String::new(),
-            time: Duration::ZERO,
-            witness: None,
-        };
+        let ran = RunResult::quiet(Path::new("/nonexistent"));
         let told = Copies::read(&ran).contradicts(0, 1, &played(1, 0)).unwrap();
         assert!(told.contains("/nonexistent/pascal0.log"), "{told}");
     }

@@ -1,6 +1,6 @@
 use super::*;
 
-use std::time::Duration;
+use std::path::Path;
 
 fn scenario() -> Scenario {
     toml::from_str("name='resident'\npages=64\nkind='bus_addr'\npeer=64\nhome=0\n").unwrap()
@@ -163,13 +163,7 @@ fn the_log_of_the_nic_must_agree() {
     assert!(more.contradicts(0, 1, &played()).is_some());
     let told = seen.contradicts(0, 2, &played()).unwrap();
     assert!(told.contains("3 conversations, for 2 scenarios"), "{told}");
-    let ran = RunResult {
-        dir: PathBuf::from("/nonexistent"),
-        end: machine::vm::End::Done(0),
-        console: String::new(),
-        time: Duration::ZERO,
-        witness: None,
-    };
+    let ran = RunResult::quiet(Path::new("/nonexistent"));
     let told = Witness::read(&ran).contradicts(0, 1, &played()).unwrap();
     assert!(told.contains("/nonexistent/connectx0.log"), "{told}");
 }

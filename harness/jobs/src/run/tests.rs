@@ -19,11 +19,8 @@ fn ran(console: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, RunResult) 
         fs::write(dir.path().join("out").join(name), text).unwrap();
     }
     let ran = RunResult {
-        dir: dir.path().to_owned(),
-        end: End::Done(0),
         console: console.to_owned(),
-        time: Duration::ZERO,
-        witness: None,
+        ..RunResult::quiet(dir.path())
     };
     (dir, ran)
 }

@@ -29,11 +29,9 @@ fn the_judge_answers_over_a_long_path() {
 #[test]
 fn trouble_is_told_with_the_console() {
     let ran = RunResult {
-        dir: PathBuf::from("/nonexistent"),
         end: End::TimedOut(Duration::from_secs(9)),
         console: "first\nlast words\n".into(),
-        time: Duration::ZERO,
-        witness: None,
+        ..RunResult::quiet(Path::new("/nonexistent"))
     };
     let trouble = ran.trouble().unwrap();
     assert!(trouble.contains("9 s") && trouble.contains("last words"));
