@@ -109,6 +109,7 @@ pub struct Device {
     /// The log.
     pub witness: Witness,
     begin: Instant,
+    /// Its address. The bits below a page hold the state of the interface.
     command_queue: (u32, u32),
     pub(crate) caps: BTreeMap<u64, Vec<u8>>,
     pub(crate) max_caps: BTreeMap<u64, Vec<u8>>,
@@ -188,6 +189,7 @@ impl Device {
             runnable: VecDeque::new(),
             timers: Vec::new(),
         };
+        device.command_queue = device.no_commands();
         device.max_caps = device.capabilities();
         device.caps = device.defaults();
         device
@@ -198,11 +200,18 @@ impl Device {
         self.teardown();
         self.config = pci::config();
         self.memory.is_bus_master = false;
-        self.command_queue = (0, 0);
+        self.command_queue = self.no_commands();
         self.pages.clear();
         self.caps = self.defaults();
         self.port_capabilities = 0;
         self.witness.reset();
+    }
+
+    /// The command queue after a reset. The interface is disabled until the driver writes an
+    /// address: by that the driver notices a reset that it has not asked for.
+    fn no_commands(&self) -> (u32, u32) {
+        let c = &self.c.misc;
+        (0, (c.interface_disabled << c.interface_shift) as u32)
     }
 
     /// Destroys all objects.
@@ -258,12 +267,14 @@ impl Device {
         let is_reset = self.config.starts_flr(at, data);
         if is_reset {
             let config = self.config.after_flr(pci::config());
+            self.witness.excuse();
             self.reset();
             self.config = config;
         } else {
             self.config.write(at, data);
         }
         self.memory.is_bus_master = self.config.is_bus_master();
+        self.witness.bus_master(self.memory.is_bus_master);
         is_reset
     }
 
@@ -318,10 +329,10 @@ impl Device {
             if is(l.cmdq_addr_h) {
                 self.command_queue.0 = first;
                 if data.len() == 8 {
-                    self.command_queue.1 = second & !0xfff;
+                    self.command_queue.1 = second & !0xff;
                 }
             } else if is(l.cmdq_addr_l_sz) {
-                self.command_queue.1 = first & !0xfff;
+                self.command_queue.1 = first & !0xff;
             } else if is(l.cmd_dbell) {
                 self.commands(first);
             }
@@ -352,7 +363,12 @@ impl Device {
 
     /// Executes the commands in these slots.
     fn commands(&mut self, slots: u32) {
-        let base = u64::from(self.command_queue.0) << 32 | u64::from(self.command_queue.1);
+        let (high, low) = self.command_queue;
+        // The driver writes the address of a page, which enables the interface.
+        if low & 0xfff != 0 {
+            return self.note("commands for an interface that is disabled");
+        }
+        let base = u64::from(high) << 32 | u64::from(low);
         for slot in 0..1 << COMMANDS {
             if slots & 1 << slot != 0 {
                 self.command(base + (u64::from(slot) << COMMAND_STRIDE), slot);

@@ -745,5 +745,7 @@ constants! {
         cq_resize = "MLX5_CQ_OPMOD_RESIZE",
         non_zero_rq = "MLX5_NON_ZERO_RQ",
         srq_rq = "MLX5_SRQ_RQ",
+        interface_shift = "MLX5_NIC_IFC_OFFSET",
+        interface_disabled = "MLX5_INITIAL_SEG_NIC_INTERFACE_DISABLED",
     }
 }

@@ -192,6 +192,8 @@ pub struct Witness {
     pub totals: Totals,
     /// The first violations, for people.
     pub first_violations: Vec<String>,
+    /// The violations since bus mastering went off. `None` while it is on.
+    held: Option<Vec<String>>,
 }
 
 /// The number of violations to report. Further ones are only counted.
@@ -205,6 +207,7 @@ impl Witness {
             written: HashMap::new(),
             totals: Totals::default(),
             first_violations: Vec::new(),
+            held: None,
         })
     }
 
@@ -296,9 +299,31 @@ impl Witness {
         self.written.clear();
     }
 
+    /// Bus mastering is on or off. While it is off, a device cannot work for its driver, which is
+    /// a violation. The kernel, however, switches it off just before a function level reset,
+    /// whatever the driver does: [`Self::excuse`].
+    pub fn bus_master(&mut self, is_on: bool) {
+        if !is_on {
+            self.held.get_or_insert_default();
+            return;
+        }
+        for what in self.held.take().unwrap_or_default() {
+            self.violation(&what);
+        }
+    }
+
+    /// Drops the violations since bus mastering went off.
+    pub fn excuse(&mut self) {
+        if let Some(held) = &mut self.held {
+            held.clear();
+        }
+    }
+
     /// Records a reset of the function.
     pub fn reset(&mut self) {
+        self.bus_master(true);
         self.line(Event::Reset);
+        self.bus_master(false);
     }
 
     /// A page fault was reported.
@@ -331,6 +356,10 @@ impl Witness {
 
     /// A rule was broken.
     pub fn violation(&mut self, what: &str) {
+        if let Some(held) = &mut self.held {
+            held.push(what.to_owned());
+            return;
+        }
         self.totals.violations += 1;
         if self.first_violations.len() < TOLD {
             self.first_violations.push(what.to_owned());
@@ -345,6 +374,7 @@ impl Witness {
 
     /// Writes the last line.
     pub fn end(&mut self) {
+        self.bus_master(true);
         let totals = self.totals.clone();
         self.line(Event::End {
             totals: &totals,
