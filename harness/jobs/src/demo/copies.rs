@@ -2,6 +2,7 @@
 //! (harness/pascal/src/witness.rs). nouveau counts no migrations, and a program in the guest
 //! misses a page that leaves VRAM and is back when the program looks.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
@@ -29,6 +30,7 @@ enum Event {
 #[derive(Deserialize)]
 struct Place {
     aperture: Aperture,
+    address: u64,
 }
 
 #[derive(Deserialize, PartialEq, Eq)]
@@ -38,11 +40,20 @@ enum Aperture {
     System,
 }
 
-/// Bytes that went to VRAM, and then home.
-#[derive(Debug, Default, PartialEq, Eq)]
+const PAGE: u64 = 4096;
+
+/// How often each page of VRAM, by its address, was copied to and then home from.
+#[derive(Debug, Default)]
 struct Round {
-    there: u64,
-    home: u64,
+    there: BTreeMap<u64, u64>,
+    home: BTreeMap<u64, u64>,
+}
+
+/// Counts the pages of a copy.
+fn add(pages: &mut BTreeMap<u64, u64>, address: u64, len: u64) {
+    for page in address / PAGE..(address + len).div_ceil(PAGE) {
+        *pages.entry(page * PAGE).or_default() += 1;
+    }
 }
 
 /// The rounds of a machine, or why the log cannot be read.
@@ -71,15 +82,24 @@ impl Copies {
                 rounds.len()
             ));
         }
-        let Round { there, home } = rounds[number];
-        let bytes = (played.peer_pages + played.migrations) * 4096;
-        ((there, home) != (bytes, bytes)).then(|| {
-            format!(
-                "the GPU copied {there} bytes to VRAM and {home} home, instead of {bytes}: \
-                 {} pages that the NIC reached, and {} that migrated before",
+        let Round { there, home } = &rounds[number];
+        let pages = played.peer_pages + played.migrations;
+        let [to, from] = [there, home].map(|side| side.values().sum::<u64>());
+        if (to, from) != (pages, pages) {
+            return Some(format!(
+                "the GPU copied {to} pages to VRAM and {from} home, instead of {pages}: \
+                 {} that the NIC reached, and {} that migrated before",
                 played.peer_pages, played.migrations
-            )
-        })
+            ));
+        }
+        let mut all = there.keys().chain(home.keys());
+        let times = |side: &BTreeMap<u64, u64>, page| side.get(page).copied().unwrap_or_default();
+        let odd = all.find(|page| times(there, page) != 1 || times(home, page) != 1)?;
+        Some(format!(
+            "the GPU copied {} times to page {odd:#x} of VRAM, and {} times home from there",
+            times(there, odd),
+            times(home, odd)
+        ))
     }
 }
 
@@ -89,25 +109,25 @@ fn rounds(log: &str) -> Result<Vec<Round>> {
     for (number, line) in log.lines().enumerate() {
         let event = serde_json::from_str(line).with_context(|| format!("line {}", number + 1))?;
         let (from, to, len) = match event {
-            Event::Copy { from, to, len } => (from.aperture, to.aperture, len),
+            Event::Copy { from, to, len } => (from, to, len),
             Event::End => {
                 is_whole = true;
                 continue;
             }
             Event::Other => continue,
         };
-        match (from, to) {
-            (Aperture::System, Aperture::Vram) => match rounds.last_mut() {
-                Some(Round { there, home: 0 }) => *there += len,
-                _ => rounds.push(Round {
-                    there: len,
-                    home: 0,
-                }),
-            },
+        match (from.aperture, to.aperture) {
+            (Aperture::System, Aperture::Vram) => {
+                if rounds.last().is_none_or(|round| !round.home.is_empty()) {
+                    rounds.push(Round::default());
+                }
+                let round = rounds.last_mut().expect("there is one");
+                add(&mut round.there, to.address, len);
+            }
             (Aperture::Vram, Aperture::System) => {
                 let round = rounds.last_mut();
                 let round = round.with_context(|| format!("line {}: nothing is there", number + 1));
-                round?.home += len;
+                add(&mut round?.home, from.address, len);
             }
             _ => {}
         }
@@ -127,11 +147,18 @@ mod tests {
     const THERE: (&str, &str) = ("system", "vram");
     const HOME: (&str, &str) = ("vram", "system");
 
-    /// A log in the model's format with these copies.
-    fn log(copies: &[((&str, &str), u64)]) -> String {
-        let copies = copies.iter().map(|((from, to), len)| {
+    /// A log in the model's format with these copies: their way, the first page of VRAM, and
+    /// how many pages.
+    fn log(copies: &[((&str, &str), u64, u64)]) -> String {
+        let copies = copies.iter().map(|((from, to), page, pages)| {
+            // Pages of host memory are in no order.
+            let address = |aperture: &str| match aperture {
+                "vram" => page * PAGE,
+                _ => (99 - page % 7) * PAGE,
+            };
+            let (source, target, len) = (address(from), address(to), pages * PAGE);
             format!(
-                r#"{{"n":2,"us":5,"event":"copy","chid":2,"from":{{"aperture":"{from}","address":4096}},"to":{{"aperture":"{to}","address":8192}},"len":{len}}}"#
+                r#"{{"n":2,"us":5,"event":"copy","chid":2,"from":{{"aperture":"{from}","address":{source}}},"to":{{"aperture":"{to}","address":{target}}},"len":{len}}}"#
             ) + "\n"
         });
         let first = "{\"n\":1,\"us\":4,\"event\":\"probe\"}\n";
@@ -139,7 +166,7 @@ mod tests {
         format!("{first}{}{end}", copies.collect::<String>())
     }
 
-    fn copies(copies: &[((&str, &str), u64)]) -> Copies {
+    fn copies(copies: &[((&str, &str), u64, u64)]) -> Copies {
         Copies(Ok(rounds(&log(copies)).unwrap()))
     }
 
@@ -155,18 +182,20 @@ mod tests {
     #[test]
     fn each_page_goes_there_and_home_once() {
         let seen = copies(&[
-            (THERE, 4096),
-            (THERE, 4096),
-            (HOME, 4096),
-            (("vram", "vram"), 65536),
-            (HOME, 4096),
-            (THERE, 2 << 20),
-            (HOME, 2 << 20),
+            (THERE, 8, 1),
+            (THERE, 5, 1),
+            (HOME, 5, 1),
+            (("vram", "vram"), 64, 16),
+            (HOME, 8, 1),
+            // All at once, and home in two copies.
+            (THERE, 512, 512),
+            (HOME, 512, 100),
+            (HOME, 612, 412),
         ]);
         assert_eq!(seen.contradicts(0, 2, &played(1, 1)), None);
         assert_eq!(seen.contradicts(1, 2, &played(0, 512)), None);
         let told = seen.contradicts(1, 2, &played(511, 0)).unwrap();
-        let expected = "the GPU copied 2097152 bytes to VRAM and 2097152 home, instead of 2093056";
+        let expected = "the GPU copied 512 pages to VRAM and 512 home, instead of 511";
         assert!(told.starts_with(expected), "{told}");
         // Nothing was copied for the third.
         let told = seen.contradicts(0, 3, &played(1, 1)).unwrap();
@@ -176,16 +205,30 @@ mod tests {
     #[test]
     fn a_migration_that_the_guest_missed_is_seen() {
         // A page went home and was back before the guest looked.
-        let again = copies(&[(THERE, 8192), (HOME, 4096), (THERE, 4096), (HOME, 8192)]);
+        let again = copies(&[(THERE, 0, 2), (HOME, 0, 1), (THERE, 0, 1), (HOME, 0, 2)]);
         assert!(again.contradicts(0, 1, &played(2, 0)).is_some());
         // A page that went home twice without being copied to VRAM again.
-        let twice = copies(&[(THERE, 8192), (HOME, 8192), (HOME, 4096)]);
+        let twice = copies(&[(THERE, 0, 2), (HOME, 0, 2), (HOME, 0, 1)]);
         assert!(twice.contradicts(0, 1, &played(2, 0)).is_some());
         // A page that never came home, and one that the guest did not see there.
-        let lost = copies(&[(THERE, 8192), (HOME, 4096)]);
+        let lost = copies(&[(THERE, 0, 2), (HOME, 0, 1)]);
         assert!(lost.contradicts(0, 1, &played(2, 0)).is_some());
-        let unseen = copies(&[(THERE, 12288), (HOME, 12288)]);
+        let unseen = copies(&[(THERE, 0, 3), (HOME, 0, 3)]);
         assert!(unseen.contradicts(0, 1, &played(2, 0)).is_some());
+    }
+
+    #[test]
+    fn pages_are_compared_one_by_one() {
+        // As many pages in each direction, and one of them is another one.
+        let told = |log: &[_]| copies(log).contradicts(0, 1, &played(2, 0)).unwrap();
+        let twice = told(&[(THERE, 4, 2), (HOME, 4, 1), (HOME, 4, 1)]);
+        assert!(twice.contains("1 times to page 0x4000 of VRAM, and 2 times home"));
+        let other = told(&[(THERE, 4, 2), (HOME, 5, 1), (HOME, 6, 1)]);
+        assert!(other.contains("1 times to page 0x4000 of VRAM, and 0 times home"));
+        let same = told(&[(THERE, 4, 1), (THERE, 4, 1), (HOME, 4, 2)]);
+        assert!(same.contains("2 times to page 0x4000 of VRAM, and 1 times home"));
+        let not_there = told(&[(THERE, 4, 1), (THERE, 4, 1), (HOME, 4, 1), (HOME, 4, 1)]);
+        assert!(not_there.contains("2 times to page 0x4000 of VRAM, and 2 times home"));
     }
 
     #[test]
@@ -193,7 +236,7 @@ mod tests {
         let told = |log: &str| format!("{:#}", rounds(log).unwrap_err());
         assert_eq!(told(""), "it has no last line");
         assert!(told("nonsense\n").starts_with("line 1: "));
-        assert_eq!(told(&log(&[(HOME, 4096)])), "line 2: nothing is there");
+        assert_eq!(told(&log(&[(HOME, 0, 1)])), "line 2: nothing is there");
         let ran = RunResult::quiet(Path::new("/nonexistent"));
         let told = Copies::read(&ran).contradicts(0, 1, &played(1, 0)).unwrap();
         assert!(told.contains("/nonexistent/pascal0.log"), "{told}");
