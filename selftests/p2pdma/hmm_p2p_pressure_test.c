@@ -11,6 +11,7 @@
 #include "p2p_fixture.h"
 
 #include <limits.h>
+#include <linux/mempolicy.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -301,6 +302,143 @@ TEST_F_TIMEOUT(p2p, compact, TIMEOUT_S)
 
 	half_init(_metadata, self, &buf);
 	ASSERT_EQ(0, put("/proc/sys/vm/compact_memory", "1"));
+	half_end(_metadata, self, &buf);
+}
+
+#define BLOCKS	"/sys/devices/system/memory/"
+
+/* The folder of the block of memory that has this page */
+static void block_of(struct __test_metadata *_metadata, const void *p,
+		     char folder[PATH_MAX])
+{
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	__u64 entry, size = 0;
+	FILE *f;
+
+	ASSERT_LE(0, fd);
+	ASSERT_EQ((ssize_t)sizeof(entry),
+		  pread(fd, &entry, sizeof(entry),
+			(uintptr_t)p / P2P_PAGE * sizeof(entry)));
+	close(fd);
+	f = fopen(BLOCKS "block_size_bytes", "re");
+	ASSERT_NE(NULL, f);
+	ASSERT_EQ(1, fscanf(f, "%llx", &size));
+	fclose(f);
+	/* Documentation/admin-guide/mm/pagemap.rst: the PFN, bits 0 to 54 */
+	snprintf(folder, PATH_MAX, BLOCKS "memory%llu/",
+		 (entry & ((1ULL << 55) - 1)) * P2P_PAGE / size);
+}
+
+/* Memory goes out of the machine: what it holds moves, and the NIC follows */
+TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
+{
+	char before[PATH_MAX], after[PATH_MAX], path[PATH_MAX + 16], zone[16] = "";
+	struct p2p_buf buf;
+	long vram;
+	FILE *f;
+
+	half_init(_metadata, self, &buf);
+	vram = p2p_gpu_resident(&self->gpu, buf.p, buf.len);
+	block_of(_metadata, buf.p + LEN - P2P_PAGE, before);
+	snprintf(path, sizeof(path), "%svalid_zones", before);
+	f = fopen(path, "re");
+	if (!f || fscanf(f, "%15s", zone) != 1 || strcmp(zone, "Movable"))
+		SKIP(return, "no movable memory: boot with movablecore=");
+	fclose(f);
+	snprintf(path, sizeof(path), "%sstate", before);
+	ASSERT_EQ(0, put(path, "offline"));
+	block_of(_metadata, buf.p + LEN - P2P_PAGE, after);
+	EXPECT_NE(0, strcmp(before, after));
+	EXPECT_EQ(vram, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	p2p_buf_nic_read(_metadata, self, &buf, AFTER);
+	EXPECT_EQ(0, put(path, "online_movable"));
+	half_end(_metadata, self, &buf);
+}
+
+/*
+ * The node of the last page, which is in host memory; before that, move all pages to
+ * @to, unless that is NULL
+ */
+static int node_moved(struct __test_metadata *_metadata, struct p2p_buf *buf,
+		      const int *to)
+{
+	int status[PAGES];
+	void *pages[PAGES];
+	unsigned int i;
+
+	for (i = 0; i < PAGES; i++)
+		pages[i] = buf->p + i * P2P_PAGE;
+	ASSERT_LE(0, syscall(SYS_move_pages, 0, PAGES, pages, to, status,
+			     MPOL_MF_MOVE));
+	return status[PAGES - 1];
+}
+
+static int to_node(struct __test_metadata *_metadata, struct p2p_buf *buf, int node)
+{
+	int nodes[PAGES];
+	unsigned int i;
+
+	for (i = 0; i < PAGES; i++)
+		nodes[i] = node;
+	return node_moved(_metadata, buf, nodes);
+}
+
+static int node_of(struct __test_metadata *_metadata, struct p2p_buf *buf)
+{
+	return node_moved(_metadata, buf, NULL);
+}
+
+/* Pages in host memory move to another node. VRAM is in no node that they could leave. */
+TEST_F_TIMEOUT(p2p, other_node, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+	long vram;
+	int node;
+
+	if (access("/sys/devices/system/node/node1", F_OK))
+		SKIP(return, "one NUMA node");
+	half_init(_metadata, self, &buf);
+	vram = p2p_gpu_resident(&self->gpu, buf.p, buf.len);
+	for (node = 1; node >= 0; node--) {
+		EXPECT_EQ(node, to_node(_metadata, &buf, node));
+		p2p_buf_nic_read(_metadata, self, &buf, AFTER);
+		EXPECT_EQ(vram, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	}
+	half_end(_metadata, self, &buf);
+}
+
+#define BALANCING	"/proc/sys/kernel/numa_balancing"
+#define BALANCING_MS	60000
+
+/*
+ * The kernel takes access to pages away, so that a page fault shows which node uses
+ * them, and moves them there. The NIC gets them in each of these states.
+ */
+TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
+{
+	long was = number_in(BALANCING, "");
+	struct p2p_buf buf;
+	unsigned int i;
+	__u64 start;
+
+	if (access("/sys/devices/system/node/node1", F_OK))
+		SKIP(return, "one NUMA node");
+	if (put(BALANCING, "1"))
+		SKIP(return, "no NUMA balancing");
+	half_init(_metadata, self, &buf);
+	ASSERT_EQ(1, to_node(_metadata, &buf, 1));
+	start = p2p_now_ms();
+	for (i = 0; node_of(_metadata, &buf) == 1; i++) {
+		if (p2p_now_ms() - start > BALANCING_MS)
+			break;
+		/* Not the half in VRAM, which would come home */
+		p2p_expect_pattern(_metadata, "CPU", buf.p + LEN / 2, AFTER, LEN / 2,
+				   LEN / 2);
+		if (i % 64 == 0)
+			p2p_buf_nic_read(_metadata, self, &buf, AFTER);
+	}
+	EXPECT_EQ(0, node_of(_metadata, &buf));
+	EXPECT_EQ(0, put(BALANCING, was ? "1" : "0"));
 	half_end(_metadata, self, &buf);
 }
 

@@ -136,7 +136,7 @@ TEST_F_TIMEOUT(rxe, iova, TIMEOUT_S)
 	sge.length = buf.len;
 	sge.lkey = buf.mr->lkey;
 	EXPECT_EQ(0, rxe_advise(self, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-				&sge));
+				IB_UVERBS_ADVISE_MR_FLAG_FLUSH, &sge));
 	memset(self->data, 0, len);
 	rxe_expect_success(_metadata,
 			   rxe_request(_metadata, self, IBV_WR_RDMA_READ,
@@ -238,16 +238,32 @@ TEST_F_TIMEOUT(rxe, prefetch, TIMEOUT_S)
 	before = rxe_moved_out(_metadata, self);
 	ASSERT_EQ(0, rxe_advise(self,
 				IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
-				&sge));
+				IB_UVERBS_ADVISE_MR_FLAG_FLUSH, &sge));
 	EXPECT_EQ((long)buf.pages,
 		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
 	ASSERT_EQ(0, rxe_advise(self,
 				IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-				&sge));
+				IB_UVERBS_ADVISE_MR_FLAG_FLUSH, &sge));
 	rxe_expect_home(_metadata, self, &buf, buf.pages, before);
 	rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
 	p2p_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
 	rxe_buf_free(_metadata, &buf);
+}
+
+/* Without on-demand paging there is nothing to prefetch */
+TEST_F_TIMEOUT(rxe, prefetch_pinned, TIMEOUT_S)
+{
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)self->data,
+		.length = P2P_PAGE,
+		.lkey = self->data_mr->lkey,
+	};
+
+	EXPECT_EQ(-EINVAL,
+		  rxe_advise(self, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
+			     IB_UVERBS_ADVISE_MR_FLAG_FLUSH, &sge));
+	EXPECT_EQ(-EINVAL,
+		  rxe_advise(self, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, 0, &sge));
 }
 
 /* Without on-demand paging pages come home once, when they are pinned */

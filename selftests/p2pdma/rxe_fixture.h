@@ -385,10 +385,10 @@ static inline void rxe_buf_read(struct __test_metadata *_metadata,
 }
 
 /*
- * Synchronous prefetch, as of ibv_advise_mr(), which not every rdma-core offers
- * for rxe. 0, or a negative errno.
+ * As ibv_advise_mr(), which not every rdma-core offers for rxe. 0, or a negative
+ * errno.
  */
-static inline int rxe_advise(RXE_SELF *self, __u64 advice,
+static inline int rxe_advise(RXE_SELF *self, __u64 advice, __u32 flags,
 			     const struct ibv_sge *sge)
 {
 	struct ib_uverbs_attr attrs[] = {
@@ -405,7 +405,7 @@ static inline int rxe_advise(RXE_SELF *self, __u64 advice,
 			.attr_id = UVERBS_ATTR_ADVISE_MR_FLAGS,
 			.flags = UVERBS_ATTR_F_MANDATORY,
 			.len = sizeof(__u32),
-			.data = IB_UVERBS_ADVISE_MR_FLAG_FLUSH,
+			.data = flags,
 		}, {
 			.attr_id = UVERBS_ATTR_ADVISE_MR_SGE_LIST,
 			.flags = UVERBS_ATTR_F_MANDATORY,

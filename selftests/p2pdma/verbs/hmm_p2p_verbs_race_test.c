@@ -348,7 +348,7 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 {
 	struct verbs_buf buf, data;
 	struct traffic t = { };
-	int to_parent[2];
+	int to_parent[2], status;
 	VERBS_SELF own;
 	pid_t pid;
 	char c;
@@ -359,6 +359,7 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 		verbs_own(_metadata, self, &own);
 		traffic_start(_metadata, &own, &t, RACE_PAGES);
 		traffic_wait(&t, 0);
+		EXPECT_LT(0U, __atomic_load_n(&t.done, __ATOMIC_RELAXED));
 		ASSERT_EQ(1, write(to_parent[1], "", 1));
 		while (!traffic_past(&t, ~0U)) {
 			p2p_gpu_to_vram(&own.gpu, t.theirs.p, t.theirs.len);
@@ -368,7 +369,9 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 	}
 	ASSERT_EQ(1, read(to_parent[0], &c, 1));
 	ASSERT_EQ(0, kill(pid, SIGKILL));
-	ASSERT_EQ(pid, waitpid(pid, NULL, 0));
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_TRUE(WIFSIGNALED(status))
+		TH_LOG("its transfers had failed before it was killed");
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
 
 	/* The devices are as good as before */

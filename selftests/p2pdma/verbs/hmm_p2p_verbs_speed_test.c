@@ -206,8 +206,8 @@ static bool measure(struct __test_metadata *_metadata, SELF *self, bool home,
 		/* Now the device learns where the pages are */
 		transfer(_metadata, self, op, theirs, len, seed);
 		if (!self->peer && !gpu_resident(&self->gpu, buf.p, len))
-			SKIP(return false,
-			     "the RDMA device does not reach the GPU's memory");
+			P2P_SKIP(return false,
+				 "the RDMA device does not reach the GPU's memory");
 	}
 	for (i = 0; i < self->rounds; i++) {
 		if (writes)

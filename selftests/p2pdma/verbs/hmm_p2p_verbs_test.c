@@ -378,10 +378,10 @@ TEST_F_TIMEOUT(verbs, page_faults, TIMEOUT_S)
 	for (i = 0; i < 2; i++) {
 		first = first_touch(_metadata, self, pages, steps[i], false);
 		if (first < 0)
-			SKIP(return, "rdma(8) counts no page faults");
+			P2P_SKIP(return, "rdma(8) counts no page faults");
 		advised = first_touch(_metadata, self, pages, steps[i], true);
 		if (advised < 0)
-			SKIP(return, "the RDMA device takes no advice");
+			P2P_SKIP(return, "the RDMA device takes no advice");
 		TH_LOG("%zu KiB in reads of %zu KiB: %ld pages faulted; %ld after a prefetch",
 		       pages * P2P_PAGE >> 10, steps[i] >> 10, first, advised);
 		EXPECT_LT(0, first);
@@ -500,7 +500,7 @@ TEST_F_TIMEOUT(verbs, atomic_added, TIMEOUT_S)
 		verbs_buf_to_vram(_metadata, self, &buf);
 	}
 	if (ret == EOPNOTSUPP)
-		SKIP(goto free, "the RDMA device does not change regions");
+		P2P_SKIP(goto free, "the RDMA device does not change regions");
 	ASSERT_EQ(0, ret);
 	/* They are there still: nothing else takes their mappings away */
 	if (!self->no_gpu && self->peer)
@@ -561,8 +561,8 @@ TEST_F_TIMEOUT(verbs, relaxed_ordering, TIMEOUT_S)
 			ret = rereg(&buf, IBV_REREG_MR_CHANGE_ACCESS, NULL,
 				    relaxed);
 			if (ret == EOPNOTSUPP)
-				SKIP(goto free,
-				     "the RDMA device does not change regions");
+				P2P_SKIP(goto free,
+					 "the RDMA device does not change regions");
 			ASSERT_EQ(0, ret);
 		}
 		verbs_buf_to_vram(_metadata, self, &buf);

@@ -71,6 +71,15 @@ close:
 	return why;
 }
 
+/* Each test is a process of its own: load the providers once, before the forks */
+static void __attribute__((constructor)) load_providers(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+
+	if (list)
+		ibv_free_device_list(list);
+}
+
 const char *verbs_open(struct verbs *v)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);

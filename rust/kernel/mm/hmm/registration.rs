@@ -255,7 +255,10 @@ impl<'bound, S> Table<'bound, S> {
             let start = addr(first)?;
 
             next = first + 1;
-            while next < end && addr(next) == Some(start + ((next - first) * PAGE_SIZE) as u64) {
+            // CAST: Not to `u64`: on 32-bit, an address for DMA may have 32 bits.
+            while next < end
+                && addr(next) == Some(start + ((next - first) * PAGE_SIZE) as DmaAddress)
+            {
                 next += 1;
             }
             Some(Run {
@@ -516,13 +519,15 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     /// - [`EINVAL`]: there are no such pages, or the memory is none that devices can share. With
     ///   [`Options::resident`]: it is no memory of another device, or about to move.
     /// - [`EOPNOTSUPP`]: with [`Options::resident`]: the device cannot reach a page where it is.
-    /// - [`EPERM`]: another address space, or the process must not write to the memory.
+    /// - [`EPERM`]: another address space, or the process must not write to the memory. With
+    ///   [`Options::resident`] also: the write would need a fault first, as after `fork()`.
     /// - [`EFAULT`]: there is no memory.
     /// - [`EBUSY`]: pages move all the time.
     /// - [`EDEADLK`]: [`Ops::revoke`] of this registration calls it.
     /// - [`EINTR`]: not all pages are mapped, and the calling task has a fatal signal pending.
     /// - [`ESHUTDOWN`]: the registration is closed.
-    /// - [`EIO`]: a page of host memory cannot be mapped for DMA.
+    /// - [`EIO`]: a page of host memory cannot be mapped for DMA. With [`Options::resident`]: an
+    ///   alias cannot.
     /// - [`ENOMEM`]: out of memory.
     pub fn map(&self, mm: &MmWithUser, pages: Range<usize>) -> Result<Guard<'_, 'bound, T::State>> {
         if pages.start >= pages.end || pages.end > self.len() {

@@ -318,6 +318,8 @@ mod suite {
             assert_eq!(new(range.end..range.start), Some(EINVAL));
             assert_eq!(new(range.start + 1..range.end), Some(EINVAL));
             assert_eq!(new(range.start..range.end - 1), Some(EINVAL));
+            // On 32-bit, the address space is smaller than that.
+            #[cfg(CONFIG_64BIT)]
             assert_eq!(new(0..(MAX_PAGES + 1) * PAGE_SIZE), Some(E2BIG));
 
             assert_eq!(reg.map(mm, 0..PAGES + 1).err(), Some(EINVAL));
