@@ -5,7 +5,7 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
-variables := KDIR O QEMU KVM CC LLVM CONFIG J ONLY TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP QEMU_ARGS FORCE MINUTES SEED PERFTEST DOCTOR V
+variables := KDIR O QEMU KVM CC LLVM CONFIG J ONLY TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP QEMU_ARGS FORCE MINUTES GENERATED SEED PERFTEST DOCTOR V
 given := $(strip $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 unknown := $(filter-out $(variables) MAKEFLAGS MAKEOVERRIDES -*-command-variables-*-,$(given))
 $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
@@ -13,8 +13,9 @@ $(if $(unknown),$(error unknown variable: $(unknown). There are: $(variables)))
 # Those that only some targets take. The others mean the same to each.
 takes_ONLY := build demo test list mutants bench soak check bisect shell debug
 $(foreach v,TEST FAILED REPEAT RETRIES SHARD FAIL_FAST KTAP,$(eval takes_$v := test list))
-takes_MINUTES := soak test
-takes_SEED := soak
+takes_MINUTES := soak test mutants
+takes_GENERATED := mutants
+takes_SEED := soak mutants
 takes_PERFTEST := hw-test
 takes_DOCTOR := doctor
 takes = $(or $(filter undefined,$(origin takes_$1)),$(filter $(MAKECMDGOALS),$(takes_$1)))
@@ -69,9 +70,11 @@ help: ## list the targets
 	@echo '  KTAP=1     print the results as KTAP, too (test)'
 	@echo '  SHARD=1/4  the first of four parts (test)'
 	@echo '  FORCE=1    run what is cached, too (test, check, mutants, bisect)'
-	@echo '  MINUTES=n  how long the stress tests of soak take; after n minutes start nothing'
-	@echo '             more, end builds, and count what is left as skipped (test)'
-	@echo '  SEED=n     repeat the random choices of this run of soak'
+	@echo '  MINUTES=n  how long the stress tests of soak take; after n minutes begin no other'
+	@echo '             mutant (mutants), or start nothing more, end builds, and count what is'
+	@echo '             left as skipped (test)'
+	@echo '  GENERATED=n  generate mutants until tests have judged n of them (mutants)'
+	@echo '  SEED=n     repeat the random choices of this run of soak, or draw other mutants'
 	@echo '  PERFTEST=  options of perftest that put its buffer into the GPU (hw-test)'
 	@echo '  DOCTOR=    options of p2p-doctor, e.g. --json (doctor)'
 	@echo '  V=1        show every command'
@@ -105,7 +108,8 @@ list: ## list the tests that `make test` would run with the same variables
 	@harness/setup.sh tool && $(run) test --list $(tests)
 
 mutants: ## plant defects into the series; ends with which test noticed which
-	$(p2p) mutants $(only)
+	$(p2p) mutants $(only) $(call take,GENERATED,--generated) $(call take,SEED,--seed) \
+		$(call take,MINUTES,--minutes)
 
 coverage: ## list the added lines that no test reaches, and why
 	$(p2p) coverage

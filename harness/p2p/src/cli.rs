@@ -117,7 +117,23 @@ enum Command {
     /// Run everything; ends with the closing line.
     Test(test::Options),
     /// Plant defects; ends with a table of which test noticed which.
-    Mutants(Part),
+    Mutants {
+        #[command(flatten)]
+        part: Part,
+        /// Not those of qemu/mutants: generate some, until tests have judged so many
+        /// (GENERATED=).
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        generated: Option<u32>,
+        /// The seed that draws the generated ones (SEED=); 1 by default.
+        #[arg(long, requires = "generated")]
+        seed: Option<u64>,
+        /// Begin with no other mutant after so many minutes (MINUTES=).
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        minutes: Option<u64>,
+        /// Only print the generated ones.
+        #[arg(long, requires = "generated")]
+        list: bool,
+    },
     /// List the added lines that no test reaches, and why.
     Coverage,
     /// Count instructions, and judge what they come to.
@@ -196,6 +212,7 @@ pub fn run() -> Result<Verdict> {
     // Listing needs no lock.
     let _lock = match &cli.command {
         Command::Test(options) if options.list => None,
+        Command::Mutants { list: true, .. } => None,
         _ => Some(lock(&paths)?),
     };
     Run {
@@ -253,6 +270,27 @@ mod tests {
         assert_eq!(soak(&both), Some((Some(90), Some(7))));
         for minutes in ["0", "-1", "an hour"] {
             assert_eq!(soak(&["--minutes", minutes]), None);
+        }
+    }
+
+    #[test]
+    fn a_seed_is_of_generated_mutants() {
+        let mutants = |arguments: &[&str]| {
+            let all = [&["p2p", "mutants"], arguments].concat();
+            match Cli::try_parse_from(all).map(|cli| cli.command) {
+                Ok(Command::Mutants {
+                    generated, seed, ..
+                }) => Some((generated, seed)),
+                _ => None,
+            }
+        };
+        assert_eq!(mutants(&[]), Some((None, None)));
+        let generated = ["--generated", "300"];
+        assert_eq!(mutants(&generated), Some((Some(300), None)));
+        let both = [&generated[..], &["--seed", "7"]].concat();
+        assert_eq!(mutants(&both), Some((Some(300), Some(7))));
+        for wrong in [&["--seed", "7"][..], &["--list"], &["--generated", "0"]] {
+            assert_eq!(mutants(wrong), None);
         }
     }
 

@@ -325,6 +325,13 @@ fn copy(
     len: u64,
     late: bool,
 ) -> Result<(), Fault> {
+    // nouveau copies pages of processes by physical addresses. It orders what it writes to
+    // buffers by other means.
+    if let Address::Physical(place) = from
+        && let Some(late) = context.witness.posted.late(place, len)
+    {
+        context.witness.violation(&late);
+    }
     let mut data = vec![0; CHUNK.min(len) as usize];
     for (at, here) in chunks(len) {
         from.after(at).read(context, &mut data[..here])?;

@@ -118,6 +118,7 @@ impl Gpu {
         self.state = State::new(true);
         self.inject.reset();
         self.tlb.forget();
+        self.witness.posted.flush();
     }
 
     /// Writes to configuration space.
@@ -141,6 +142,7 @@ impl Gpu {
         self.state = State::new(false);
         self.inject.reset();
         self.tlb.forget();
+        self.witness.posted.flush();
         let lost = self.vram.clear();
         let what = lost.map_or_else(|error| error.to_string(), |()| "off".to_owned());
         self.witness.event(&Event::Power { what: &what });
@@ -199,6 +201,8 @@ impl Gpu {
             r::BOOT_0 => r::GP106,
             r::INTR => state.pmc.pending,
             r::FUSE_CE => u32::from(self.inject.has_no_copy_engine),
+            // The model has made all writes through a BAR by the time that it is asked.
+            r::BAR_FLUSH => 0,
             r::INTR_1 | r::SCRUB | r::MSI_REARM | r::PBDMA_INTR_1 => 0,
             r::INTR_ALLOW | r::INTR_BLOCK => state.pmc.allowed(),
             r::TIME_LOW => state.now() as u32,
@@ -306,6 +310,7 @@ impl Gpu {
                 state.is_initialised = true;
             }
             r::PMU_START => {}
+            r::BAR_FLUSH => self.witness.posted.flush(),
             r::INVALIDATE => self.invalidate(value),
             r::MMU_CONTROL
             | r::BAR1_BLOCK
@@ -483,7 +488,10 @@ impl Gpu {
                 }
                 match &mut access {
                     Access::Read(data) => space.read(place, &mut data[part]),
-                    Access::Write(data) => space.write(place, &data[part]),
+                    Access::Write(data) => {
+                        witness.posted.write(place, part.len() as u64);
+                        space.write(place, &data[part])
+                    }
                 }
             })
         });

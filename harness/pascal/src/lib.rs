@@ -4,7 +4,7 @@
 //! [`server`] → [`gpu`] (the BARs) → [`registers`], [`interrupt`], [`vbios`] → [`tlb`],
 //! [`mmu`], [`space`] (address translation) → [`host`] (channels), [`channel`],
 //! [`runlist`], [`commands`] (the push buffer), [`copy`] (the copy engine), [`inject`]
-//! (errors of the copy engine) → [`home`], [`witness`] (the log for the judge).
+//! (errors of the copy engine) → [`home`], [`posted`], [`witness`] (the log for the judge).
 
 #![warn(unused_crate_dependencies)]
 
@@ -21,6 +21,7 @@ pub mod inject;
 pub mod interrupt;
 pub mod mmu;
 pub mod pci;
+pub mod posted;
 pub mod registers;
 pub mod runlist;
 pub mod server;

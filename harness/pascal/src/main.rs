@@ -58,6 +58,10 @@ struct Arguments {
     /// Cache each translation until the driver invalidates it, as hardware may
     #[arg(long)]
     tlb: bool,
+    /// Take it for a violation if the driver copies what was written through BAR1 before it
+    /// has waited for such writes
+    #[arg(long)]
+    posted: bool,
     /// Report channels, unknown registers and methods, and violations on standard error
     #[arg(long)]
     verbose: bool,
@@ -112,7 +116,8 @@ fn serve(arguments: &Arguments) -> Result<bool> {
     let vbios = arguments.vbios.as_deref().map(vbios::read).transpose();
     let vbios = vbios.context("--vbios")?;
     let vram = Vram::new(arguments.vram_file.as_deref(), arguments.vram)?;
-    let witness = Witness::new(arguments.log.as_deref(), arguments.verbose)?;
+    let mut witness = Witness::new(arguments.log.as_deref(), arguments.verbose)?;
+    witness.posted.is_watched = arguments.posted;
     let server = server::listen(&arguments.socket, arguments.bar1)?;
     let mut gpu = Gpu::new(vram, witness);
     gpu.inject.fails_after = arguments.transfers;

@@ -165,6 +165,9 @@ pub const FUSE_CE: u32 = 0x02_1c00;
 /// Fuses: bit 0: the display is missing.
 pub const FUSE_DISPLAY: u32 = 0x02_1c04;
 
+/// Waits for writes through a BAR: `subdev/bar/g84.c`.
+pub const BAR_FLUSH: u32 = 0x07_0000;
+
 /// Number of level 2 cache partitions: `subdev/ltc/gp100.c`.
 pub const LTC_COUNT: u32 = 0x12_006c;
 /// Slices of each partition, from bit 28 on: `subdev/ltc/gp100.c`.
@@ -191,8 +194,6 @@ const STORED: &[(u32, u32)] = &[
     (0x00_1140, 0x00_1140),
     // Whether a BAR's instance block is still being changed: subdev/bar/gm107.c.
     (0x00_1710, 0x00_1710),
-    // Waiting for writes through a BAR: subdev/bar/g84.c.
-    (0x07_0000, 0x07_0000),
     // Waiting for the level 2 cache: subdev/ltc/gf100.c.
     (0x07_0004, 0x07_0010),
     // The alarm, which only serves to watch the temperature: subdev/timer/nv04.c.

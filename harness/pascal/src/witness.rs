@@ -9,6 +9,7 @@ use anyhow::Result;
 use endpoint::log::Log;
 use serde::Serialize;
 
+use crate::posted::Posted;
 use crate::space::Place;
 
 /// An event in the log.
@@ -151,6 +152,8 @@ pub struct Witness {
     verbose: bool,
     known: &'static [(&'static str, &'static str, u32)],
     unknown: HashSet<(&'static str, &'static str, u32)>,
+    /// The writes that may be late.
+    pub posted: Posted,
     /// The totals.
     pub totals: Totals,
     /// The first violations, for people.
@@ -168,6 +171,7 @@ impl Witness {
             verbose,
             known: KNOWN,
             unknown: HashSet::new(),
+            posted: Posted::default(),
             totals: Totals::default(),
             first_violations: Vec::new(),
         })

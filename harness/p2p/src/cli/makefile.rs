@@ -37,7 +37,7 @@ fn variables() -> BTreeMap<String, &'static str> {
         .lines()
         .find_map(|line| line.strip_prefix("variables := "));
     let value = |name: &str| match name {
-        "J" | "REPEAT" | "RETRIES" | "MINUTES" | "SEED" => "3",
+        "J" | "REPEAT" | "RETRIES" | "MINUTES" | "GENERATED" | "SEED" => "3",
         "V" | "KVM" | "FAILED" | "FAIL_FAST" | "KTAP" | "FORCE" => "1",
         "SHARD" => "1/4",
         "QEMU_ARGS" | "PERFTEST" => "-d two --words",
@@ -48,7 +48,7 @@ fn variables() -> BTreeMap<String, &'static str> {
 }
 
 /// Variables that some targets accept and others refuse.
-const SOME: [&str; 12] = [
+const SOME: [&str; 13] = [
     "ONLY",
     "TEST",
     "FAILED",
@@ -58,6 +58,7 @@ const SOME: [&str; 12] = [
     "FAIL_FAST",
     "KTAP",
     "MINUTES",
+    "GENERATED",
     "SEED",
     "PERFTEST",
     "DOCTOR",

@@ -3,6 +3,7 @@
 //! leave. `make test` has its own file.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -12,6 +13,7 @@ use host::status::Verdict;
 use host::ui::Ui;
 use jobs::soak::Soak;
 use kernel::compiler::Compiler;
+use patches::mutants::Sample;
 
 mod clean;
 mod finish;
@@ -53,7 +55,25 @@ impl Run<'_> {
             Command::Build(part) => self.build_picked(&part.only()?)?,
             Command::Demo(part) => return self.demo(&part.only()?),
             Command::Test(options) => return self.test(options),
-            Command::Mutants(part) => return self.mutants(&part.only()?),
+            Command::Mutants {
+                part,
+                generated,
+                seed,
+                minutes,
+                list,
+            } => {
+                let only = part.only()?;
+                let time = minutes.map(|minutes| Duration::from_secs(60 * minutes));
+                let until = time.map(|time| Instant::now() + time);
+                let sample = generated.map(|count| Sample {
+                    count: count as usize,
+                    seed: seed.unwrap_or(1),
+                });
+                match sample {
+                    Some(sample) if *list => self.list_mutants(sample, &only)?,
+                    sample => return self.mutants(sample, until, &only),
+                }
+            }
             Command::Coverage => return self.coverage(),
             Command::Bench(part) => return self.bench(&part.only()?),
             Command::Soak {

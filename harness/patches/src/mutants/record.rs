@@ -28,11 +28,20 @@ pub enum MutantOutcome {
         /// The compiler's message.
         why: String,
     },
+    /// The kernel has the same code with the defect, so there is nothing to notice.
+    SameCode,
     /// The series has changed, and the diff no longer applies.
     DoesNotApply {
         /// git's message.
         why: String,
     },
+}
+
+impl MutantOutcome {
+    /// Whether tests have judged the mutant.
+    pub fn is_judged(&self) -> bool {
+        matches!(self, Self::Caught { .. } | Self::Survived)
+    }
 }
 
 impl fmt::Display for MutantOutcome {
@@ -51,6 +60,7 @@ impl fmt::Display for MutantOutcome {
                 }
             }
             Self::Survived => write!(f, "SURVIVED"),
+            Self::SameCode => write!(f, "same code"),
             Self::DoesNotBuild { .. } => write!(f, "DOES NOT BUILD"),
             Self::DoesNotApply { .. } => write!(f, "DOES NOT APPLY"),
         }
@@ -99,9 +109,10 @@ pub struct Record {
     known: Vec<MutantResult>,
 }
 
-/// The file with the results.
-pub const JSON: &str = "mutants.json";
-const TABLE: &str = "mutants.md";
+/// The files with results of mutants of qemu/mutants, and of generated ones; without `.json`
+/// and `.md`.
+pub const HAND_PICKED: &str = "mutants";
+pub const GENERATED: &str = "mutants-generated";
 
 /// The introduction of the table.
 const HEAD: &str = "\
@@ -113,15 +124,35 @@ plants them into the series one at a time (`qemu/mutants`), builds each, and run
 the tests that should notice it.
 ";
 
+const GENERATED_HEAD: &str = "\
+# How many defects the tests notice
+
+    make mutants GENERATED=300 SEED=1
+
+draws them at random from all changes of one comparison, number, branch, call or the like
+in a line that the series adds (`harness/patches/src/mutants/generate`), and runs the jobs
+of `qemu/mutants-generated.toml` up to the first that fails.
+";
+
+/// What is written beside the results.
+#[derive(Serialize)]
+struct WithScore<'a, S> {
+    #[serde(flatten)]
+    score: &'a S,
+    #[serde(flatten)]
+    record: &'a Record,
+}
+
 impl Record {
     /// Reads the results of runs on this machine. Before the first run, reads the recorded
-    /// ones.
-    pub fn read(here: &Path, recorded: &Path) -> Result<Self> {
-        let here = here.join(JSON);
+    /// ones. `files` is [`HAND_PICKED`] or [`GENERATED`].
+    pub fn read(here: &Path, recorded: &Path, files: &str) -> Result<Self> {
+        let json = format!("{files}.json");
+        let here = here.join(&json);
         if here.exists() {
             return Self::read_file(&here);
         }
-        let mut record = Self::read_file(&recorded.join(JSON))?;
+        let mut record = Self::read_file(&recorded.join(json))?;
         for known in &mut record.known {
             known.recorded.get_or_insert(record.recorded.clone());
         }
@@ -138,15 +169,19 @@ impl Record {
     }
 
     /// Drops results of deleted mutants, and of another series.
-    pub fn keep(&mut self, key: impl Fn(&str) -> Option<String>) {
-        self.known.retain(|known| {
-            known.name == super::NONE || key(&known.name).as_ref() == Some(&known.key)
-        });
+    pub fn keep(&mut self, is_current: impl Fn(&MutantResult) -> bool) {
+        self.known
+            .retain(|known| known.name == super::NONE || is_current(known));
     }
 
     /// Whether there is a result for the mutant in its current form.
     pub fn knows(&self, name: &str, key: &str) -> bool {
         self.get(name).is_some_and(|known| known.key == key)
+    }
+
+    /// The result of the mutant with that name.
+    pub fn end(&self, name: &str) -> Option<&MutantOutcome> {
+        self.get(name).map(|known| &known.end)
     }
 
     fn get(&self, name: &str) -> Option<&MutantResult> {
@@ -162,12 +197,23 @@ impl Record {
     /// Writes all results as JSON and as a table. `recorded` names the series.
     pub fn write(&mut self, dir: &Path, mutants: &[Mutant], recorded: &str) -> Result<()> {
         recorded.clone_into(&mut self.recorded);
-        fs::create_dir_all(dir)?;
-        fs::write(dir.join(JSON), serde_json::to_string_pretty(self)?)?;
         let (table, line) = (self.table(mutants), self.closing_line(mutants));
         let text = format!("{HEAD}\n{recorded}\n\n{table}\n\n{line}\n");
-        fs::write(dir.join(TABLE), text)?;
-        Ok(())
+        write(dir, HAND_PICKED, self, &text)
+    }
+
+    /// Writes all results of generated mutants with their score, as JSON and as a page.
+    pub fn write_with(
+        &mut self,
+        dir: &Path,
+        recorded: &str,
+        score: &impl Serialize,
+        page: &str,
+    ) -> Result<()> {
+        recorded.clone_into(&mut self.recorded);
+        let record = &*self;
+        let text = format!("{GENERATED_HEAD}\n{recorded}\n\n{page}");
+        write(dir, GENERATED, &WithScore { score, record }, &text)
     }
 
     /// A table in Markdown.
@@ -222,4 +268,14 @@ impl Record {
             )
         })
     }
+}
+
+fn write(dir: &Path, files: &str, data: &impl Serialize, text: &str) -> Result<()> {
+    fs::create_dir_all(dir)?;
+    let json = serde_json::to_string_pretty(data)?;
+    // An interrupted run must not lose what the runs before have found.
+    let partial = dir.join(format!("{files}.json.partial"));
+    fs::write(&partial, json)?;
+    fs::rename(partial, dir.join(format!("{files}.json")))?;
+    Ok(fs::write(dir.join(format!("{files}.md")), text)?)
 }

@@ -1,9 +1,13 @@
+use std::fs;
 use std::path::PathBuf;
 
-use super::file::TestRun;
+use super::file::{TestRun, Tests};
+use super::plant::end;
+use super::record::MutantOutcome;
+use super::settings::KUNIT;
 use super::*;
-
-use std::fs;
+use kernel::tree::Tree;
+use results::report::Outcome;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -11,7 +15,7 @@ fn root() -> PathBuf {
 
 #[test]
 fn the_mutants_of_this_repository() {
-    let settings = settings(&root()).unwrap();
+    let settings = MutantsConfig::read(&root()).unwrap();
     let topologies = Topologies::read(&root()).unwrap();
     topologies.get(&settings.topology).unwrap();
     let mutants = file::read_all(&root().join("qemu/mutants")).unwrap();
@@ -47,7 +51,7 @@ fn the_mutants_of_this_repository() {
 /// on other devices unnoticed.
 #[test]
 fn each_key_of_a_table_is_of_a_program() {
-    let settings = settings(&root()).unwrap();
+    let settings = MutantsConfig::read(&root()).unwrap();
     let mutants = file::read_all(&root().join("qemu/mutants")).unwrap();
     let all = file::all_tests(&mutants.iter().collect::<Vec<_>>());
     let mut names = Vec::from_iter(all.programs.iter().map(|run| run.program.clone()));
@@ -67,7 +71,7 @@ fn each_key_of_a_table_is_of_a_program() {
 
 #[test]
 fn programs_that_need_the_same_modules_share_a_machine() {
-    let settings = settings(&root()).unwrap();
+    let settings = MutantsConfig::read(&root()).unwrap();
     let programs = [
         "p2pdma/hmm_p2p_test -t thp",
         "p2pdma/hmm_p2p_odp_test",
@@ -103,7 +107,7 @@ fn tests(programs: &[&str], connectx: &[&str]) -> Tests {
 
 #[test]
 fn a_verbs_device_is_tested_in_parallel_machines_with_the_nic_that_the_mutant_wants() {
-    let settings = settings(&root()).unwrap();
+    let settings = MutantsConfig::read(&root()).unwrap();
     let verbs = "p2pdma/verbs/hmm_p2p_verbs_test";
     let odp = "p2pdma/hmm_p2p_odp_test";
     let mut both = tests(&[verbs, odp], &["--scheme=memory"]);
@@ -129,7 +133,7 @@ fn a_verbs_device_is_tested_in_parallel_machines_with_the_nic_that_the_mutant_wa
 
 #[test]
 fn a_program_has_its_environment() {
-    let settings = settings(&root()).unwrap();
+    let settings = MutantsConfig::read(&root()).unwrap();
     let program = "p2pdma/nouveau/hmm_p2p_nouveau_test -t";
     let programs = ["copy_engine_fails", "exits"].map(|test| format!("{program} {test}"));
     let machines = settings.machines(&tests(&[&programs[0], &programs[1]], &[]));
@@ -145,7 +149,7 @@ fn a_program_has_its_environment() {
 
 #[test]
 fn a_mutant_has_a_say_in_topology_and_gpu() {
-    let settings = settings(&root()).unwrap();
+    let settings = MutantsConfig::read(&root()).unwrap();
     let mutant = Mutant {
         programs: vec!["p2pdma/nouveau/hmm_p2p_nouveau_test".to_owned()],
         topology: Some("host-bridge".to_owned()),
@@ -183,7 +187,7 @@ fn a_mutant_has_a_say_in_topology_and_gpu() {
 
 #[test]
 fn kunit_tests_that_are_modules_are_loaded() {
-    let settings = settings(&root()).unwrap();
+    let settings = MutantsConfig::read(&root()).unwrap();
     let machine = |filter: &str| {
         let kunit = Some(filter.to_owned());
         let machines = settings.machines(&Tests {
@@ -236,6 +240,9 @@ fn failures_catch_a_mutant_and_the_expected_one_is_named_first() {
         "caught by a: two and 1 more (another was expected)"
     );
     assert_eq!(end(&outcomes[..1], &[]), MutantOutcome::Survived);
+    // Nobody expects a test to notice a generated one.
+    let generated = end(&outcomes, &[]).to_string();
+    assert_eq!(generated, "caught by a: two and 1 more");
 }
 
 fn mutant(name: &str) -> Mutant {
@@ -276,7 +283,7 @@ fn only_what_was_caught_passes() {
 fn what_is_known_outlives_a_run_until_something_changes() {
     let dir = tempfile::tempdir().unwrap();
     let (here, recorded) = (dir.path().join("here"), dir.path().join("recorded"));
-    let mut record = Record::read(&here, &recorded).unwrap();
+    let mut record = Record::read(&here, &recorded, HAND_PICKED).unwrap();
     let mut known = MutantResult::new(
         "a",
         MutantOutcome::DoesNotBuild {
@@ -293,19 +300,19 @@ fn what_is_known_outlives_a_run_until_something_changes() {
         "{page}"
     );
     // A clone shows it as the result of another run.
-    let other = Record::read(&recorded, &here).unwrap();
+    let other = Record::read(&recorded, &here, HAND_PICKED).unwrap();
     let table = other.table(&[mutant("a")]);
     let words = "DOES NOT BUILD (recorded)";
     assert!(table.contains(words) && table.ends_with(said), "{table}");
-    let mut record = Record::read(&here, &recorded).unwrap();
+    let mut record = Record::read(&here, &recorded, HAND_PICKED).unwrap();
     assert!(!record.table(&[mutant("a")]).contains("recorded"));
     assert!(record.knows("a", "1"));
     assert!(!record.knows("a", "2"));
     assert!(!record.knows("b", "1"));
-    record.keep(|name| (name == "a").then(|| "1".to_owned()));
+    record.keep(|known| known.name == "a" && known.key == "1");
     assert!(record.knows("a", "1"));
     // A result of another series is dropped.
-    record.keep(|_| Some("2".to_owned()));
+    record.keep(|known| known.key == "2");
     assert_eq!(
         record.closing_line(&[mutant("a")]).split(", ").last(),
         Some("1 not run")
@@ -398,8 +405,9 @@ impl Fake {
                 machine: &self.topologies.machine,
             },
             force: false,
+            until: None,
         };
-        let settings = settings(&self::root()).unwrap();
+        let settings = MutantsConfig::read(&self::root()).unwrap();
         mutants.inputs(&settings, series, &self.topologies).unwrap()
     }
 }
@@ -437,7 +445,7 @@ fn results_are_of_everything_that_they_depend_on() {
     fake.topologies.machine.cpus += 1;
     assert_ne!(fake.inputs("series"), first);
     fake.topologies.machine.cpus -= 1;
-    let topology = settings(&root()).unwrap().topology;
+    let topology = MutantsConfig::read(&root()).unwrap().topology;
     fake.topologies.get_mut(&topology).iommu ^= true;
     assert_ne!(fake.inputs("series"), first);
     fake.topologies.get_mut(&topology).iommu ^= true;

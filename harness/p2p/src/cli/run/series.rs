@@ -14,7 +14,7 @@ use kernel::tree;
 use patches::bisect::{self, Bisect};
 use patches::check::{self, Checker};
 use patches::coverage::{self, Coverage};
-use patches::mutants::{self, Mutants};
+use patches::mutants::{self, Mutants, Sample};
 use patches::{export, recorded};
 use plan::filter::Only;
 use results::report::{Outcome, Report};
@@ -185,16 +185,34 @@ impl Run<'_> {
         })
     }
 
-    pub fn mutants(&self, only: &Only) -> Result<Verdict> {
+    /// Tests a sample of generated mutants, or those of qemu/mutants.
+    pub fn mutants(
+        &self,
+        sample: Option<Sample>,
+        until: Option<Instant>,
+        only: &Only,
+    ) -> Result<Verdict> {
         let topologies = self.topologies()?;
-        mutants::check(&self.paths.root, only)?;
+        if sample.is_none() {
+            mutants::check(&self.paths.root, only)?;
+        }
         let (tools, tree) = self.tools_and_tree()?;
-        Mutants {
+        let mutants = Mutants {
             builder: &self.builder(&tools, &tree, &self.compiler),
             booter: &self.booter(&tools, &topologies),
             force: self.force,
+            until,
+        };
+        match sample {
+            Some(sample) => mutants.generated(sample, only, &topologies),
+            None => mutants.run(only, &topologies),
         }
-        .run(only, &topologies)
+    }
+
+    pub fn list_mutants(&self, sample: Sample, only: &Only) -> Result<()> {
+        let tree = tree::open(self.paths)?;
+        println!("{}", mutants::list(&self.paths.root, &tree, sample, only)?);
+        Ok(())
     }
 
     pub fn coverage(&self) -> Result<Verdict> {

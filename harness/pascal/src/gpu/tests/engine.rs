@@ -133,6 +133,33 @@ fn an_engine_that_hangs_does_nothing_until_it_is_reset() {
     assert_eq!(log.matches(r#""event":"copy""#).count(), 2, "{log}");
 }
 
+/// Page 0x8000 of BAR1 leads to video memory from 0x80_4000 on.
+#[test]
+fn a_driver_waits_for_writes_through_bar1() {
+    let copy = |waits: bool, from: u32| {
+        let (mut gpu, _log) = gpu_with_log();
+        gpu.witness.posted.is_watched = true;
+        gpu.bar1_write(0x8000, &[7; 8]);
+        if waits {
+            // g84_bar_flush()
+            set(&mut gpu, 0x07_0000, 1);
+            assert_eq!(get(&mut gpu, 0x07_0000) & 2, 0);
+        }
+        let words = home(3, 1);
+        let words = words.iter().map(|&w| if w == 0x90_0000 { from } else { w });
+        push(&mut gpu, 3, 0, &words.collect::<Vec<_>>());
+        assert_eq!(fenced(&gpu, 3), 1);
+        gpu.witness.first_violations
+    };
+    let told = copy(false, 0x80_4000);
+    assert!(
+        told[0].starts_with("vram 0x804000 was copied, "),
+        "{told:?}"
+    );
+    assert!(copy(true, 0x80_4000).is_empty());
+    assert!(copy(false, 0x90_0000).is_empty());
+}
+
 #[test]
 fn without_power_an_engine_does_not_hang() {
     for power in [false, true] {

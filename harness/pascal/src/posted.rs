@@ -1,0 +1,75 @@
+//! With `--posted`: writes through BAR1 reach video memory late, unless the driver waits for
+//! them. The model writes at once, and takes a copy of what may not be there yet for a
+//! violation.
+
+use std::collections::BTreeSet;
+
+use crate::space::{Aperture, Place};
+
+const PAGE: u64 = 4096;
+
+/// The pages of video memory that were written through BAR1 since the driver last waited.
+#[derive(Debug, Default)]
+pub struct Posted {
+    /// Whether the rule holds.
+    pub is_watched: bool,
+    pages: BTreeSet<u64>,
+}
+
+fn pages(place: Place, len: u64) -> std::ops::Range<u64> {
+    place.address / PAGE..place.address.saturating_add(len).div_ceil(PAGE)
+}
+
+impl Posted {
+    /// BAR1 was written.
+    pub fn write(&mut self, place: Place, len: u64) {
+        if self.is_watched && place.aperture == Aperture::Vram {
+            self.pages.extend(pages(place, len));
+        }
+    }
+
+    /// The driver has waited for all writes.
+    pub fn flush(&mut self) {
+        self.pages.clear();
+    }
+
+    /// Why the copy engine may have read old data.
+    pub fn late(&self, from: Place, len: u64) -> Option<String> {
+        if from.aperture != Aperture::Vram {
+            return None;
+        }
+        let page = self.pages.range(pages(from, len)).next()?;
+        Some(format!(
+            "{} was copied, and the driver has not waited for what was written there through BAR1",
+            Place::vram(page * PAGE)
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::testing::ram;
+
+    #[test]
+    fn pages_are_late_until_the_driver_waits() {
+        let mut posted = Posted::default();
+        posted.write(Place::vram(0x5ffc), 8);
+        assert_eq!(posted.late(Place::vram(0x5000), 4096), None);
+        posted.is_watched = true;
+        posted.write(Place::vram(0x5ffc), 8);
+        posted.write(ram(0), 8);
+        let is_late = |posted: &Posted, page: u64, pages: u64| {
+            let late = posted.late(Place::vram(page * PAGE), pages * PAGE);
+            late.is_some()
+        };
+        for (page, pages, late) in [(4, 1, false), (5, 1, true), (6, 1, true), (7, 9, false)] {
+            assert_eq!(is_late(&posted, page, pages), late, "{page}");
+        }
+        assert!(is_late(&posted, 0, 16));
+        assert_eq!(posted.late(ram(0), 4096), None);
+        posted.flush();
+        assert!(!is_late(&posted, 0, 16));
+    }
+}
