@@ -10,6 +10,8 @@
  */
 #include "nouveau_fixture.h"
 
+#include <ctype.h>
+#include <dirent.h>
 #include <limits.h>
 #include <time.h>
 #include <unistd.h>
@@ -43,6 +45,44 @@ FIXTURE_TEARDOWN(nouveau)
 }
 
 #define SELF FIXTURE_DATA(nouveau)
+
+#define SLAB_DIR	"/sys/kernel/debug/slab"
+
+/*
+ * How many objects there are that a function named @caller has allocated, with a
+ * function named @via on the stack, if that is not NULL. 0 if the kernel does not
+ * know: it does with slab_debug=U.
+ */
+static long allocated(const char *caller, const char *via)
+{
+	DIR *dir = opendir(SLAB_DIR);
+	long count = 0, total = 0;
+	char path[512], line[512];
+	struct dirent *entry;
+	FILE *f;
+
+	while (dir && (entry = readdir(dir))) {
+		if (strncmp(entry->d_name, "kmalloc", strlen("kmalloc")))
+			continue;
+		snprintf(path, sizeof(path), SLAB_DIR "/%s/alloc_traces",
+			 entry->d_name);
+		f = fopen(path, "re");
+		while (f && fgets(line, sizeof(line), f)) {
+			/* A count in 7 columns; its stack begins further right */
+			if (isdigit((unsigned char)line[6]))
+				count = strstr(line, caller) ? atol(line) : 0;
+			if (count && (!via || strstr(line, via))) {
+				total += count;
+				count = 0;
+			}
+		}
+		if (f)
+			fclose(f);
+	}
+	if (dir)
+		closedir(dir);
+	return total;
+}
 
 static void all_home(struct __test_metadata *_metadata, struct p2p_buf *buf,
 		     __u64 seed)
@@ -317,6 +357,76 @@ TEST_F_TIMEOUT(nouveau, dropped, TIMEOUT_S)
 	TH_LOG("%lu us, %zu of %zu pages had gone", took, gone,
 	       round * buf->pages);
 	buf_free(_metadata, buf);
+}
+
+/* A thread that touches a page, and says when it is about to */
+struct looker {
+	pthread_t thread;
+	const unsigned char *p;
+	bool begun;
+	unsigned char seen;
+};
+
+static void *looker_run(void *arg)
+{
+	struct looker *l = arg;
+
+	__atomic_store_n(&l->begun, true, __ATOMIC_RELEASE);
+	l->seen = __atomic_load_n(l->p, __ATOMIC_RELAXED);
+	return NULL;
+}
+
+/*
+ * A huge page is given back, and there are zeros in its place, after another thread
+ * has touched it and before it comes home: in some rounds while the driver clears a
+ * page for it, which takes longest. Nothing that was allocated to bring it home
+ * stays behind. Nobody looks at contents in video memory; see nouveau.unmapped for
+ * the address.
+ */
+TEST_F_TIMEOUT(nouveau, dropped_on_the_way_home, TIMEOUT_S)
+{
+	const long before = allocated("nouveau_dmem_migrate_to_ram", NULL);
+	struct p2p_buf buf = {
+		.len = P2P_HUGE,
+		.pages = P2P_HUGE / P2P_PAGE,
+	};
+	unsigned long took = 0, start;
+	struct looker l = {};
+	int round, home = 0;
+
+	buf.p = mmap((void *)NOUVEAU_UNMANAGED_ADDR, buf.len,
+		     PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	ASSERT_EQ((void *)NOUVEAU_UNMANAGED_ADDR, buf.p);
+	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_HUGEPAGE));
+	l.p = buf.p;
+	for (round = 0; round <= DROPS; round++) {
+		buf.p[0] = 1;
+		if (!round && p2p_huge_bytes(buf.p) != (long)buf.len)
+			SKIP(return, "the kernel gives no huge pages");
+		to_vram(_metadata, self->fd, &buf);
+		l.begun = false;
+		ASSERT_EQ(0, pthread_create(&l.thread, NULL, looker_run, &l));
+		while (!__atomic_load_n(&l.begun, __ATOMIC_ACQUIRE))
+			;
+		start = now_us();
+		if (!round) {
+			ASSERT_EQ(0, pthread_join(l.thread, NULL));
+			EXPECT_EQ(1, l.seen);
+			took = now_us() - start;
+		}
+		while (now_us() - start < took * round / DROPS)
+			;
+		EXPECT_EQ(0, madvise(buf.p, buf.len, MADV_DONTNEED));
+		EXPECT_EQ(buf.len, p2p_compare_byte(buf.p, 0, buf.len));
+		if (round)
+			ASSERT_EQ(0, pthread_join(l.thread, NULL));
+		home += l.seen;
+		EXPECT_EQ(0, madvise(buf.p, buf.len, MADV_DONTNEED));
+	}
+	TH_LOG("%lu us, %d of %d pages came home", took, home, round);
+	buf_free(_metadata, &buf);
+	EXPECT_EQ(before, allocated("nouveau_dmem_migrate_to_ram", NULL));
 }
 
 /* Parent and child share pages of video memory until one of them writes */
@@ -769,6 +879,7 @@ static void bind_again(struct __test_metadata *_metadata, int *fd,
  */
 TEST_F_TIMEOUT(nouveau, unbound, TIMEOUT_S)
 {
+	const long lists = allocated("list_lru_init", "ttm_pool");
 	char name[P2P_PCI_NAME];
 	struct p2p_buf buf, huge;
 
@@ -785,6 +896,7 @@ TEST_F_TIMEOUT(nouveau, unbound, TIMEOUT_S)
 	all_home(_metadata, &huge, OTHER);
 	EXPECT_GT(0, nouveau_to_vram(self->fd, buf.p, buf.len));
 	bind_again(_metadata, &self->fd, name);
+	EXPECT_EQ(lists, allocated("list_lru_init", "ttm_pool"));
 	to_vram(_metadata, self->fd, &buf);
 	all_home(_metadata, &buf, BEFORE);
 	buf_free(_metadata, &buf);
@@ -938,6 +1050,53 @@ TEST_F_TIMEOUT(nouveau, unbound_touched, TIMEOUT_S)
 	bind_again(_metadata, &self->fd, name);
 }
 
+/* Free memory of the host that no page of zeros should come from unasked */
+#define DIRTY	(256UL << 20)
+
+/*
+ * The copy engine fails, and then the driver goes. What it can not bring home any
+ * more is zeros then, and not what somebody else had in host memory.
+ */
+TEST_F_TIMEOUT(nouveau, unbound_after_failure, TIMEOUT_S)
+{
+	char name[P2P_PCI_NAME];
+	long there = 0, zeros = 0;
+	struct p2p_buf buf;
+	unsigned char *p;
+	int i;
+
+	if (!has_flaw("dies"))
+		SKIP(return, "P2PTEST_GPU_FLAW is not \"dies\"");
+	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	for (i = 0; i < ROUNDS && !there; i++) {
+		p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+		to_vram(_metadata, self->fd, &buf);
+		if (WIFSIGNALED(look(_metadata, &buf, BEFORE)))
+			there = nouveau_resident(buf.p, buf.len);
+		else
+			buf_free(_metadata, &buf);
+	}
+	ASSERT_LT(0, there)
+		TH_LOG("no page is lost");
+	p = mmap(NULL, DIRTY, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, p);
+	memset(p, 0xaa, DIRTY);
+	ASSERT_EQ(0, munmap(p, DIRTY));
+	ASSERT_TRUE(unbinds(_metadata, name));
+	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
+	for (i = 0; i < (int)buf.pages; i++) {
+		const size_t pos = i * P2P_PAGE;
+
+		if (p2p_compare(buf.p + pos, BEFORE, pos, P2P_PAGE) == P2P_PAGE)
+			continue;
+		EXPECT_EQ(P2P_PAGE, p2p_compare_byte(buf.p + pos, 0, P2P_PAGE));
+		zeros++;
+	}
+	EXPECT_EQ(there, zeros);
+	buf_free(_metadata, &buf);
+}
+
 /* With room for pages and none for huge pages, a huge page stays in host memory */
 TEST_F_TIMEOUT(nouveau, no_room, TIMEOUT_S)
 {
@@ -970,6 +1129,29 @@ TEST_F_TIMEOUT(nouveau, no_copy_engine, TIMEOUT_S)
 	ASSERT_TRUE(unbinds(_metadata, name));
 	bind_again(_metadata, &self->fd, name);
 	stays_home(_metadata, self);
+}
+
+/* A GPU that the driver refuses is refused for the same reason each time */
+TEST(refused)
+{
+	DIR *dir = opendir("/sys/bus/pci/devices");
+	char name[P2P_PCI_NAME] = "", text[16];
+	struct dirent *entry;
+	int i;
+
+	if (!has_flaw("refused"))
+		SKIP(return, "P2PTEST_GPU_FLAW is not \"refused\"");
+	ASSERT_NE(NULL, dir);
+	while ((entry = readdir(dir))) {
+		if (!p2p_pci_attr_get(entry->d_name, "vendor", text,
+				      sizeof(text)) &&
+		    !strcmp(text, "0x10de"))
+			snprintf(name, sizeof(name), "%.15s", entry->d_name);
+	}
+	closedir(dir);
+	ASSERT_STRNE("", name);
+	for (i = 0; i < 2; i++)
+		EXPECT_EQ(-EINVAL, p2p_pci_bind("nouveau", name, -1));
 }
 
 static unsigned int fail_nth(struct __test_metadata *_metadata, int fd,
@@ -1025,6 +1207,58 @@ TEST_F_TIMEOUT(nouveau, no_memory, TIMEOUT_S)
 }
 
 /*
+ * A buffer that there is no memory for page tables of BAR1 for gets there the next
+ * time. It is smaller than a huge page, so it needs such tables.
+ */
+TEST_F_TIMEOUT(nouveau, no_memory_in_bar1, TIMEOUT_S)
+{
+	const size_t len = P2P_HUGE / 2;
+	unsigned int n, left = 0, failed = 0;
+	int fd, nth, status;
+	unsigned char *gem;
+	pid_t pid;
+
+	if (!getenv("P2PTEST_FAIL_NTH"))
+		SKIP(return, "P2PTEST_FAIL_NTH does not say that allocations fail");
+	for (n = 1; !left; n++) {
+		fd = nouveau_open_without_svm();
+		ASSERT_LE(0, fd);
+		gem = nouveau_gem_map(fd, len);
+		ASSERT_NE(NULL, gem);
+		pid = p2p_fork_child(_metadata);
+		if (!pid) {
+			signal(SIGBUS, SIG_DFL);
+			nth = open("/proc/thread-self/fail-nth",
+				   O_RDWR | O_CLOEXEC);
+			if (nth < 0)
+				_exit(2);
+			fail_nth(_metadata, nth, n);
+			__atomic_store_n(gem, 1, __ATOMIC_RELAXED);
+			_exit(!fail_nth(_metadata, nth, 0));
+		}
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		if (WIFSIGNALED(status)) {
+			EXPECT_EQ(SIGBUS, WTERMSIG(status));
+			failed++;
+		} else {
+			ASSERT_GE(1, WEXITSTATUS(status));
+			left = !WEXITSTATUS(status);
+		}
+		pid = p2p_fork_child(_metadata);
+		if (!pid) {
+			signal(SIGBUS, SIG_DFL);
+			gem_fill((void *)gem, len, n);
+			_exit(!gem_has((void *)gem, len, n));
+		}
+		p2p_wait_child(_metadata, pid);
+		EXPECT_EQ(0, munmap(gem, len));
+		close(fd);
+	}
+	TH_LOG("%u allocations failed, %u for BAR1", n - 2, failed);
+	EXPECT_LT(0U, failed);
+}
+
+/*
  * Without a huge page in host memory, pages of one come home each by itself. If
  * not, the page fault goes on for ever.
  */
@@ -1076,6 +1310,88 @@ TEST_F_TIMEOUT(nouveau, no_huge_page_unbound, HUGE_TIMEOUT_S)
 	all_home(_metadata, &buf, BEFORE);
 	bind_again(_metadata, &self->fd, name);
 	buf_free(_metadata, &buf);
+}
+
+#define MIN_FREE	"/proc/sys/vm/min_free_kbytes"
+
+/* Memory that the kernel may take from the process without writing it anywhere */
+#define LAZY	(256UL << 20)
+
+/* So many pages move to video memory meanwhile, each with page tables of its own */
+#define LAZY_MOVES	100UL
+
+static bool write_number(const char *path, unsigned long n)
+{
+	FILE *f = fopen(path, "we");
+	bool written = f && fprintf(f, "%lu", n) > 0;
+
+	return f && !fclose(f) && written;
+}
+
+/* The sum of what a file says in lines that begin with @name */
+static unsigned long number_in(struct __test_metadata *_metadata,
+			       const char *path, const char *name)
+{
+	FILE *f = fopen(path, "re");
+	unsigned long sum = 0;
+	char line[128];
+
+	ASSERT_NE(NULL, f);
+	while (fgets(line, sizeof(line), f)) {
+		if (!strncmp(line, name, strlen(name)))
+			sum += strtoul(strchr(line, ' ') ?: line, NULL, 10);
+	}
+	fclose(f);
+	return sum;
+}
+
+/*
+ * Memory is so short that each allocation takes some from this process, while it has
+ * pages moved. The driver allocates with a lock that its notifier takes, too: if it
+ * took memory from the process there, it would wait for itself.
+ */
+TEST_F_TIMEOUT(nouveau, reclaim, TIMEOUT_S)
+{
+	unsigned long i, min, free, stalls;
+	unsigned char *lazy, *p;
+	long there = 0;
+	int ret = 0;
+
+	if (access(MIN_FREE, W_OK))
+		SKIP(return, MIN_FREE " can not be written");
+	/* What is needed once is there before */
+	there_and_back(_metadata, self, 1, 1);
+	min = number_in(_metadata, MIN_FREE, "");
+	p = mmap(NULL, LAZY_MOVES * P2P_HUGE, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	ASSERT_NE(MAP_FAILED, p);
+	lazy = mmap(NULL, LAZY, PROT_READ | PROT_WRITE,
+		    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, lazy);
+	memset(lazy, 1, LAZY);
+	ASSERT_EQ(0, madvise(lazy, LAZY, MADV_FREE));
+
+	/* Nothing that could end the test before the value is what it was */
+	free = number_in(_metadata, "/proc/meminfo", "MemFree:");
+	stalls = number_in(_metadata, "/proc/vmstat", "allocstall_");
+	EXPECT_TRUE(write_number(MIN_FREE, free + LAZY / 1024 / 4 * 3));
+	for (i = 0; i < LAZY_MOVES && !ret; i++) {
+		p[i * P2P_HUGE] = i;
+		ret = nouveau_to_vram(self->fd, p + i * P2P_HUGE, P2P_PAGE);
+	}
+	EXPECT_TRUE(write_number(MIN_FREE, min));
+	stalls = number_in(_metadata, "/proc/vmstat", "allocstall_") - stalls;
+	EXPECT_EQ(0, ret);
+	for (i = 0; i < LAZY_MOVES; i++) {
+		there += nouveau_resident(p + i * P2P_HUGE, P2P_PAGE);
+		EXPECT_EQ((unsigned char)i, p[i * P2P_HUGE]);
+	}
+	TH_LOG("%lu times memory was taken at once, %ld of %lu pages moved",
+	       stalls, there, LAZY_MOVES);
+	EXPECT_LT(0UL, stalls);
+	EXPECT_LT(0, there);
+	EXPECT_EQ(0, munmap(lazy, LAZY));
+	EXPECT_EQ(0, munmap(p, LAZY_MOVES * P2P_HUGE));
 }
 
 FIXTURE(nouveau_nic)
@@ -1157,6 +1473,33 @@ TEST_F_TIMEOUT(nouveau_nic, pages, TIMEOUT_S)
 
 	p2p_buf_alloc(_metadata, &buf, 4, BEFORE);
 	nic_transfer(_metadata, self, &buf);
+}
+
+/*
+ * Where the GPU has nothing of the process mapped, and so nothing to unmap, which
+ * would also wait for what the NIC has written
+ */
+TEST_F_TIMEOUT(nouveau_nic, pages_unmapped, TIMEOUT_S)
+{
+	struct p2p_buf buf = { .pages = 2, .len = 2 * P2P_PAGE };
+	unsigned char data[2 * P2P_PAGE];
+
+	buf.p = mmap((void *)NOUVEAU_UNMANAGED_ADDR, buf.len,
+		     PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	ASSERT_EQ((void *)NOUVEAU_UNMANAGED_ADDR, buf.p);
+	p2p_fill(buf.p, BEFORE, 0, buf.len);
+	to_vram(_metadata, self->fd, &buf);
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p, buf.len,
+				 P2PTEST_NIC_MR_WRITE, &buf.handle));
+	p2p_fill(data, AFTER, 0, buf.len);
+	EXPECT_EQ(0, p2p_nic_write(&self->nic, buf.handle, buf.p, data,
+				   buf.len, NULL));
+	EXPECT_EQ(p2p_peer_path(self->path) ? (long)buf.pages : 0,
+		  nouveau_resident(buf.p, buf.len));
+	all_home(_metadata, &buf, AFTER);
+	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
+	buf_free(_metadata, &buf);
 }
 
 /* A page that is reached, comes home, and is somewhere else the next time */
