@@ -225,3 +225,26 @@ pub fn end(outcomes: &[Outcome], expect: &[String]) -> MutantOutcome {
     }
     MutantOutcome::Caught { by, as_expected }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn the_job_of_the_plan_that_notices_is_named() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let name = |job: &str| {
+            let spec = Spec {
+                name: job.to_owned(),
+                ..Spec::default()
+            };
+            let topology = topologies.get("switch").unwrap();
+            let job = Job::alone("mutant/x".to_owned(), KERNEL, topology, spec);
+            with_job(Outcome::passed("mutant/x", "a: one"), &job).name
+        };
+        assert_eq!(name("rdma"), "rdma/switch: a: one");
+        assert_eq!(name(""), "a: one");
+    }
+}
