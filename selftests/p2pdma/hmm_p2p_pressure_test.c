@@ -305,55 +305,7 @@ TEST_F_TIMEOUT(p2p, compact, TIMEOUT_S)
 	half_end(_metadata, self, &buf);
 }
 
-#define BLOCKS	"/sys/devices/system/memory/"
-
-/* The folder of the block of memory that has this page */
-static void block_of(struct __test_metadata *_metadata, const void *p,
-		     char folder[PATH_MAX])
-{
-	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	__u64 entry, size = 0;
-	FILE *f;
-
-	ASSERT_LE(0, fd);
-	ASSERT_EQ((ssize_t)sizeof(entry),
-		  pread(fd, &entry, sizeof(entry),
-			(uintptr_t)p / P2P_PAGE * sizeof(entry)));
-	close(fd);
-	f = fopen(BLOCKS "block_size_bytes", "re");
-	ASSERT_NE(NULL, f);
-	ASSERT_EQ(1, fscanf(f, "%llx", &size));
-	fclose(f);
-	/* Documentation/admin-guide/mm/pagemap.rst: the PFN, bits 0 to 54 */
-	snprintf(folder, PATH_MAX, BLOCKS "memory%llu/",
-		 (entry & ((1ULL << 55) - 1)) * P2P_PAGE / size);
-}
-
-/* Memory goes out of the machine: what it holds moves, and the NIC follows */
-TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
-{
-	char before[PATH_MAX], after[PATH_MAX], path[PATH_MAX + 16], zone[16] = "";
-	struct p2p_buf buf;
-	long vram;
-	FILE *f;
-
-	half_init(_metadata, self, &buf);
-	vram = p2p_gpu_resident(&self->gpu, buf.p, buf.len);
-	block_of(_metadata, buf.p + LEN - P2P_PAGE, before);
-	snprintf(path, sizeof(path), "%svalid_zones", before);
-	f = fopen(path, "re");
-	if (!f || fscanf(f, "%15s", zone) != 1 || strcmp(zone, "Movable"))
-		SKIP(return, "no movable memory: boot with movablecore=");
-	fclose(f);
-	snprintf(path, sizeof(path), "%sstate", before);
-	ASSERT_EQ(0, put(path, "offline"));
-	block_of(_metadata, buf.p + LEN - P2P_PAGE, after);
-	EXPECT_NE(0, strcmp(before, after));
-	EXPECT_EQ(vram, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
-	p2p_buf_nic_read(_metadata, self, &buf, AFTER);
-	EXPECT_EQ(0, put(path, "online_movable"));
-	half_end(_metadata, self, &buf);
-}
+#define NODE1	"/sys/devices/system/node/node1"
 
 /*
  * The node of the last page, which is in host memory; before that, move all pages to
@@ -395,7 +347,7 @@ TEST_F_TIMEOUT(p2p, other_node, TIMEOUT_S)
 	long vram;
 	int node;
 
-	if (access("/sys/devices/system/node/node1", F_OK))
+	if (access(NODE1, F_OK))
 		SKIP(return, "one NUMA node");
 	half_init(_metadata, self, &buf);
 	vram = p2p_gpu_resident(&self->gpu, buf.p, buf.len);
@@ -404,6 +356,60 @@ TEST_F_TIMEOUT(p2p, other_node, TIMEOUT_S)
 		p2p_buf_nic_read(_metadata, self, &buf, AFTER);
 		EXPECT_EQ(vram, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
 	}
+	half_end(_metadata, self, &buf);
+}
+
+#define BLOCKS	"/sys/devices/system/memory/"
+
+/* The folder of the block of memory that has this page */
+static void block_of(struct __test_metadata *_metadata, const void *p,
+		     char folder[PATH_MAX])
+{
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	__u64 entry, size = 0;
+	FILE *f;
+
+	ASSERT_LE(0, fd);
+	ASSERT_EQ((ssize_t)sizeof(entry),
+		  pread(fd, &entry, sizeof(entry),
+			(uintptr_t)p / P2P_PAGE * sizeof(entry)));
+	close(fd);
+	f = fopen(BLOCKS "block_size_bytes", "re");
+	ASSERT_NE(NULL, f);
+	ASSERT_EQ(1, fscanf(f, "%llx", &size));
+	fclose(f);
+	/* Documentation/admin-guide/mm/pagemap.rst: the PFN, bits 0 to 54 */
+	snprintf(folder, PATH_MAX, BLOCKS "memory%llu/",
+		 (entry & ((1ULL << 55) - 1)) * P2P_PAGE / size);
+}
+
+/* Memory goes out of the machine: what it holds moves, and the NIC follows */
+TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
+{
+	char before[PATH_MAX], after[PATH_MAX], path[PATH_MAX + 16], zone[16] = "";
+	struct p2p_buf buf;
+	long vram;
+	FILE *f;
+
+	half_init(_metadata, self, &buf);
+	vram = p2p_gpu_resident(&self->gpu, buf.p, buf.len);
+	/* Not each node need have movable memory, but the last one has */
+	if (!access(NODE1, F_OK))
+		ASSERT_EQ(1, to_node(_metadata, &buf, 1));
+	p2p_buf_nic_read(_metadata, self, &buf, AFTER);
+	block_of(_metadata, buf.p + LEN - P2P_PAGE, before);
+	snprintf(path, sizeof(path), "%svalid_zones", before);
+	f = fopen(path, "re");
+	if (!f || fscanf(f, "%15s", zone) != 1 || strcmp(zone, "Movable"))
+		SKIP(return, "no movable memory: boot with movablecore=");
+	fclose(f);
+	snprintf(path, sizeof(path), "%sstate", before);
+	ASSERT_EQ(0, put(path, "offline"));
+	block_of(_metadata, buf.p + LEN - P2P_PAGE, after);
+	EXPECT_NE(0, strcmp(before, after));
+	EXPECT_EQ(vram, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	p2p_buf_nic_read(_metadata, self, &buf, AFTER);
+	EXPECT_EQ(0, put(path, "online_movable"));
 	half_end(_metadata, self, &buf);
 }
 
@@ -421,7 +427,7 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 	unsigned int i;
 	__u64 start;
 
-	if (access("/sys/devices/system/node/node1", F_OK))
+	if (access(NODE1, F_OK))
 		SKIP(return, "one NUMA node");
 	if (put(BALANCING, "1"))
 		SKIP(return, "no NUMA balancing");

@@ -58,10 +58,7 @@ use crate::{
     },
     prelude::*,
     sync::MutexGuard,
-    time::{
-        msecs_to_jiffies,
-        Msecs, //
-    },
+    time::msecs_to_jiffies,
 };
 use core::{
     marker::PhantomData,
@@ -134,17 +131,15 @@ pub struct Request<'a> {
     access: Access,
     peer: Option<&'a Device<Bound>>,
     owner: *mut c_void,
-    timeout: Msecs,
 }
 
 impl<'a> Request<'a> {
-    /// Creates a request for host memory, with the default timeout.
+    /// Creates a request for host memory.
     pub const fn new(access: Access) -> Self {
         Self {
             access,
             peer: None,
             owner: ptr::null_mut(),
-            timeout: bindings::HMM_RANGE_DEFAULT_TIMEOUT,
         }
     }
 
@@ -161,14 +156,6 @@ impl<'a> Request<'a> {
     #[cfg(all(CONFIG_DEVICE_PRIVATE, not(CONFIG_PPC_BOOK3S_64)))]
     pub fn device_private_of<T: pagemap::Ops>(mut self, map: &'a PageMap<'_, T>) -> Self {
         self.owner = map.owner();
-        self
-    }
-
-    /// Limits the time to retry when the range is invalidated again and again.
-    ///
-    /// The fault then fails with [`EBUSY`]. 0 is no limit; a fatal signal ends the fault then.
-    pub const fn timeout(mut self, timeout: Msecs) -> Self {
-        self.timeout = timeout;
         self
     }
 
@@ -320,10 +307,10 @@ impl<T: Ops> IntervalNotifier<T> {
     /// This takes the `mmap_lock`, sleeps, and must not be called with the user lock held. It
     /// returns when the range was stable for the time of a walk over it, or with an error:
     ///
-    /// - [`EINVAL`]: bad arguments, or the mapping is none that devices can share.
-    /// - [`EFAULT`]: there is nothing behind an address.
+    /// - [`EINVAL`]: bad arguments.
+    /// - [`EFAULT`]: there is nothing behind an address, or nothing that devices can share.
     /// - [`EPERM`]: write access was asked for and the process has none.
-    /// - [`EBUSY`]: the range changed again and again until the timeout.
+    /// - [`EBUSY`]: the range changed again and again for `HMM_RANGE_DEFAULT_TIMEOUT`.
     /// - [`EINTR`]: a fatal signal is pending.
     /// - [`ENOMEM`]: out of memory.
     pub fn fault<'a>(
@@ -382,7 +369,10 @@ impl<T: Ops> IntervalNotifier<T> {
         //   has `HMM_PFN_REQ_TRY_P2P`.
         // - `raw.dev_private_owner` is only compared.
         to_result(unsafe {
-            bindings::hmm_range_fault_unlocked_timeout(&mut raw, msecs_to_jiffies(request.timeout))
+            bindings::hmm_range_fault_unlocked_timeout(
+                &mut raw,
+                msecs_to_jiffies(bindings::HMM_RANGE_DEFAULT_TIMEOUT),
+            )
         })?;
 
         // INVARIANT: The call above was successful.
@@ -528,15 +518,6 @@ macro_rules! impl_pfn {
             pub fn writable(&self) -> bool {
                 self.0 & WRITE != 0
             }
-
-            /// Returns the size of the mapping that the page is part of.
-            ///
-            /// The mapping has `1 << order` pages, starts at an address that is a multiple of its
-            /// size, possibly before the range that was faulted, and is of one kind throughout.
-            pub fn order(&self) -> u32 {
-                // SAFETY: Computes from the value only, which is valid by the type invariants.
-                unsafe { bindings::hmm_pfn_to_map_order(self.0) }
-            }
         }
     };
 }
@@ -662,10 +643,7 @@ mod tests {
     use super::*;
     use crate::{
         current,
-        mm::notifier::{
-            Event,
-            Invalidation, //
-        },
+        mm::notifier::Invalidation,
         new_mutex,
         sync::Arc,
         uaccess::{
@@ -683,10 +661,10 @@ mod tests {
     struct Recorder;
 
     impl Ops for Recorder {
-        type Protected = Option<(Range<usize>, Event)>;
+        type Protected = Option<Range<usize>>;
 
         fn invalidate(&self, last: &mut Self::Protected, inv: &Invalidation<'_>) {
-            *last = Some((inv.range(), inv.event()));
+            *last = Some(inv.range());
         }
     }
 
@@ -831,7 +809,7 @@ mod tests {
 
         // The callback saw the part that the notifier is for.
         let expected = watched.start..watched.start + PAGE_SIZE;
-        assert_eq!(guard.take(), Some((expected, Event::Unmap)));
+        assert_eq!(guard.take(), Some(expected));
         drop(guard);
 
         // The next fault sees the hole, and what is left.

@@ -105,36 +105,12 @@ pub trait Ops: Sync {
     /// access user memory, or wait for someone who does.
     ///
     /// A change that must not sleep is refused without a call, as mlx5 and `drm_gpusvm` refuse
-    /// it. Only the OOM reaper makes such changes. It leaves the memory to the exiting process.
+    /// it. Only the OOM reaper and `process_mrelease()` make such changes. They leave the memory to
+    /// the exiting process.
     fn invalidate(&self, protected: &mut Self::Protected, inv: &Invalidation<'_>);
 }
 
-/// Why a range is invalidated.
-///
-/// Corresponds to the C `enum mmu_notifier_event`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// The range is unmapped or moved to another address.
-    Unmap,
-    /// Page table entries are cleared, for one of many reasons.
-    Clear,
-    /// The protection of the mapping changes, as by `mprotect()`.
-    ProtectionVma,
-    /// The protection of single pages changes, as by `fork()`.
-    ProtectionPage,
-    /// Soft-dirty accounting starts over.
-    SoftDirty,
-    /// The address space goes away.
-    Release,
-    /// Pages migrate from or to device private memory.
-    Migrate,
-    /// Pages become exclusive to a device.
-    Exclusive,
-    /// Something that this abstraction does not know of.
-    Other,
-}
-
-/// The range that an [`Ops::invalidate`] is about, and the circumstances.
+/// What an [`Ops::invalidate`] is about.
 pub struct Invalidation<'a> {
     raw: &'a bindings::mmu_notifier_range,
     interval: &'a Range<usize>,
@@ -144,21 +120,6 @@ impl Invalidation<'_> {
     /// Returns the addresses to invalidate, clipped to those of the notifier.
     pub fn range(&self) -> Range<usize> {
         self.raw.start.max(self.interval.start)..self.raw.end.min(self.interval.end)
-    }
-
-    /// Returns why the range is invalidated.
-    pub fn event(&self) -> Event {
-        match self.raw.event {
-            bindings::mmu_notifier_event_MMU_NOTIFY_UNMAP => Event::Unmap,
-            bindings::mmu_notifier_event_MMU_NOTIFY_CLEAR => Event::Clear,
-            bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_VMA => Event::ProtectionVma,
-            bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_PAGE => Event::ProtectionPage,
-            bindings::mmu_notifier_event_MMU_NOTIFY_SOFT_DIRTY => Event::SoftDirty,
-            bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE => Event::Release,
-            bindings::mmu_notifier_event_MMU_NOTIFY_MIGRATE => Event::Migrate,
-            bindings::mmu_notifier_event_MMU_NOTIFY_EXCLUSIVE => Event::Exclusive,
-            _ => Event::Other,
-        }
     }
 }
 

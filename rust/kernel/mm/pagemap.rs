@@ -101,8 +101,9 @@ pub trait Ops: Send + Sync + Sized {
     /// MMU notifier, whose invalidation precedes this call.
     ///
     /// May sleep, but must not [evict](PageMap::evict) pages. If this fails, the pages stay where
-    /// they are, except while the pagemap is being dropped: then their content is lost and reads as
-    /// zero. So does what this does not fill.
+    /// they are, except while the pagemap is being dropped: then a large folio is tried again page
+    /// by page, and the content of a single page is lost and reads as zero. So does what this does
+    /// not fill.
     fn copy_to_host(&self, first: usize, dst: &mut HostFolio) -> Result;
 
     /// Called when a folio, or a part that a folio was split into, is no longer used.

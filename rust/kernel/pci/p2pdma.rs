@@ -81,10 +81,7 @@ use core::{
 /// ) -> Result<AliasRange<'bound>> {
 ///     let provider = Provider::new(pdev, VRAM_BAR)?;
 ///     // SAFETY: It becomes part of the data of a driver, which is dropped before `'bound` ends.
-///     let range = unsafe { provider.register_range(0, SZ_2M as u64)? };
-///
-///     dev_info!(pdev, "peers reach video memory at {:#x}\n", range.start());
-///     Ok(range)
+///     unsafe { provider.register_range(0, SZ_2M as u64) }
 /// }
 /// ```
 #[derive(Clone, Copy)]
@@ -156,8 +153,6 @@ impl<'bound> Provider<'bound> {
     /// The returned value must not be leaked, as by [`core::mem::forget`], but dropped before
     /// `'bound` ends: the range refers to the provider, which ends then.
     pub unsafe fn register_range(&self, offset: u64, size: u64) -> Result<AliasRange<'bound>> {
-        let start = self.address(offset).ok_or(EINVAL)?;
-
         // SAFETY:
         // - `self.pdev.as_raw()` is valid by the type invariants of `pci::Device`.
         // - `pcim_p2pdma_init()` was called, by the type invariants of `Self`.
@@ -170,8 +165,6 @@ impl<'bound> Provider<'bound> {
         // `AliasRange::drop()`.
         Ok(AliasRange {
             range: NonNull::new(range).ok_or(EINVAL)?,
-            start,
-            size,
             _dev: PhantomData,
         })
     }
@@ -185,34 +178,17 @@ impl<'bound> Provider<'bound> {
 ///
 /// # Invariants
 ///
-/// `range` was returned by `pci_p2pdma_register_range()` and is still registered. It begins at the
-/// CPU physical address `start` and is `size` bytes long.
+/// `range` was returned by `pci_p2pdma_register_range()` and is still registered.
 pub struct AliasRange<'bound> {
     range: NonNull<bindings::p2pdma_range>,
-    start: PhysAddr,
-    size: u64,
     _dev: PhantomData<&'bound pci::Device<Bound>>,
 }
 
 // SAFETY: A range can be unregistered from any thread.
 unsafe impl Send for AliasRange<'_> {}
 
-// SAFETY: A shared reference gives access to plain numbers only.
+// SAFETY: A shared reference gives access to nothing.
 unsafe impl Sync for AliasRange<'_> {}
-
-impl AliasRange<'_> {
-    /// Returns the CPU physical address of the first byte.
-    #[inline]
-    pub fn start(&self) -> PhysAddr {
-        self.start
-    }
-
-    /// Returns the length in bytes.
-    #[inline]
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-}
 
 impl Drop for AliasRange<'_> {
     fn drop(&mut self) {

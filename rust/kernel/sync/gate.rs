@@ -102,11 +102,11 @@ impl<F: ForLt> Gate<F> {
 ///
 /// # Invariants
 ///
-/// `gate.data` points to `data`.
+/// `gate.data` points to `_data`.
 pub struct Gated<'a, F: ForLt> {
     gate: Arc<Gate<F>>,
     // Dropped by `Drop::drop`'s caller, when the gate is closed and everyone has left.
-    data: Pin<KBox<F::Of<'a>>>,
+    _data: Pin<KBox<F::Of<'a>>>,
 }
 
 /// Initialises the SRCU domain of a gate.
@@ -141,17 +141,12 @@ impl<'a, F: ForLt> Gated<'a, F> {
         )?;
 
         // INVARIANT: As initialised above. `data` is pinned.
-        Ok(Self { gate, data })
+        Ok(Self { gate, _data: data })
     }
 
     /// Returns the gate.
     pub fn gate(&self) -> Arc<Gate<F>> {
         self.gate.clone()
-    }
-
-    /// Returns the data.
-    pub fn data(&self) -> Pin<&F::Of<'a>> {
-        self.data.as_ref()
     }
 }
 

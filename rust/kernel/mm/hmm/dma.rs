@@ -13,7 +13,7 @@
 //! that the driver gave to its device: that the device stops to use it before
 //! [`Ops::invalidate`](crate::mm::notifier::Ops::invalidate) returns is up to the driver.
 //!
-//! C users let a range fault write its result to the map's own array, and mark the pages there that
+//! In C, a range fault may write its result to the map's own array, in which pages are marked that
 //! are mapped for DMA already. That array is then accessed without the lock. Here a range fault has
 //! its own [`PfnBuf`](super::PfnBuf), and only what was validated gets to the map. So a
 //! fault that fails or has to be retried changes nothing in it, and cannot bring back an entry that

@@ -170,7 +170,8 @@ impl<T: Ops> PageMap<'_, T> {
             bindings::migrate_device_finalize(arrays.src.as_mut_ptr(), arrays.dst.as_mut_ptr(), nr)
         };
 
-        // Host memory had no huge page. The next attempt finds single pages.
+        // Host memory had no huge page, or not all of this one can be read. The next attempt finds
+        // single pages.
         if let Some(page) = too_large {
             // SAFETY: The page is of this pagemap, and we just saw a large folio there.
             unsafe { split_device_folio(page.as_ptr()) };
@@ -191,7 +192,7 @@ impl<T: Ops> PageMap<'_, T> {
 
         match self.copy_to_host(index, &mut folio) {
             Ok(()) => Some(folio),
-            Err(_) if last => {
+            Err(_) if last && order == 0 => {
                 pr_err!("device private memory: content of page {} lost\n", index);
                 folio.zero();
                 Some(folio)

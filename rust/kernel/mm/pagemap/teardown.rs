@@ -97,6 +97,8 @@ struct Driver {
     locked: Atomic<usize>,
     /// Whether pages can not be read.
     broken: Atomic<bool>,
+    /// Whether a large folio can not be read in one piece.
+    broken_if_large: Atomic<bool>,
 }
 
 #[vtable]
@@ -106,7 +108,9 @@ impl Ops for Driver {
         let page = first.min(MAX_PAGES - 1);
         let byte = self.content[page].load(Relaxed) as u8;
 
-        if self.broken.load(Relaxed) {
+        let large = dst.order() > 0;
+
+        if self.broken.load(Relaxed) || (large && self.broken_if_large.load(Relaxed)) {
             return Err(EIO);
         }
         self.log.note(&self.log.copied[page]);
@@ -202,6 +206,7 @@ fn process_in_device_memory(
         map: Atomic::new(0),
         locked: Atomic::new(0),
         broken: Atomic::new(false),
+        broken_if_large: Atomic::new(false),
     };
     let map = KBox::pin_init(
         // SAFETY: It is dropped by `test`, or when this returns, before `registration` is.
@@ -331,6 +336,20 @@ mod suite {
             let moved = map.evict(7..8) + map.evict(7..8);
             assert_eq!(moved, PMD_PAGES);
             assert_eq!(map.nr_in_use(), 0);
+            Ok(())
+        })
+    }
+
+    /// A page of a large folio that can not be read does not take the others with it.
+    #[test]
+    fn large_folio_page_by_page() -> Result {
+        if !cfg!(CONFIG_TRANSPARENT_HUGEPAGE) {
+            return Ok(());
+        }
+        process_in_device_memory(1, PMD_ORDER, &Log::new()?, |map, _| {
+            map.broken_if_large.store(true, Relaxed);
+            // Afterwards the process has what was in its first page.
+            drop(map);
             Ok(())
         })
     }
