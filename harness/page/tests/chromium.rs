@@ -207,6 +207,9 @@ fn what_a_test_prints_is_text() {
 #[test]
 #[ignore = "it needs Chromium"]
 fn pages_can_be_printed() {
+    // The picture of a topology takes up to half a page.
+    let topologies = fs::read_dir(common::root().join("qemu/topologies")).unwrap();
+    let most = 6 + topologies.count() / 2;
     for name in ["run.json", "hardware.json"] {
         let dir = tempfile::tempdir().unwrap();
         let (page, pdf) = (dir.path().join("page.html"), dir.path().join("page.pdf"));
@@ -219,6 +222,6 @@ fn pages_can_be_printed() {
             .windows(12)
             .filter(|bytes| bytes == b"/Type /Page\n")
             .count();
-        assert!((1..12).contains(&pages), "{name}: {pages}");
+        assert!((1..=most).contains(&pages), "{name}: {pages}");
     }
 }
