@@ -38,14 +38,13 @@ run() {
 	echo $? >"$out/$_name.status"
 }
 
-# What is allocated and nobody points to. An object counts when it is some
-# seconds old, so the first scan must not be the last. kmemleak can disable itself, and
-# from then on refuses what it is told, but not to be read: `stack=on`, its default,
-# asks whether the second scan was a whole one.
+# What is allocated and nobody points to. The first scan takes the checksums of such
+# objects. The second one reports those that are five seconds old and have not changed.
+# kmemleak can disable itself, and from then on refuses commands, but not to be read:
+# `stack=on`, its default, asks whether the second scan was a whole one.
 kmemleak() {
 	_leaks=/sys/kernel/debug/kmemleak
 	echo 'harness: kmemleak' >/dev/kmsg
-	sleep 6
 	echo scan >$_leaks &&
 		sleep 6 &&
 		echo scan >$_leaks &&
@@ -72,6 +71,8 @@ coverage() {
 # finish [STATUS]: the host counts a job as ended when this file is there. The line is
 # the last thing, so that a console which has it has all that the kernel said before.
 finish() {
+	# How many watchpoints KCSAN has set, and how many races it has seen.
+	[ ! -e /sys/kernel/debug/kcsan ] || cat /sys/kernel/debug/kcsan >"$out/kcsan"
 	echo "${1:-0}" >"$out/status"
 	sync
 	echo 'harness: the job has ended' >/dev/kmsg
