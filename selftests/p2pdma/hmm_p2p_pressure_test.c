@@ -393,10 +393,6 @@ TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
 
 	half_init(_metadata, self, &buf);
 	vram = p2p_gpu_resident(&self->gpu, buf.p, buf.len);
-	/* Not each node need have movable memory, but the last one has */
-	if (!access(NODE1, F_OK))
-		ASSERT_EQ(1, to_node(_metadata, &buf, 1));
-	p2p_buf_nic_read(_metadata, self, &buf, AFTER);
 	block_of(_metadata, buf.p + LEN - P2P_PAGE, before);
 	snprintf(path, sizeof(path), "%svalid_zones", before);
 	f = fopen(path, "re");
