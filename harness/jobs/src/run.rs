@@ -147,6 +147,9 @@ fn script(job: &Job<'_>, booter: &Booter<'_>) -> Result<String> {
     text.push_str(&demo::script(job, &programs));
     if !job.spec.programs.is_empty() {
         text.push_str("find_judge\nexport P2PTEST_JUDGE=\"$judge\"\n");
+        if job.topology.hotplug {
+            text.push_str("export P2PTEST_HOTPLUG=\"$judge\"\n");
+        }
     }
     for program in &job.spec.programs {
         let (path, arguments) = words(program);

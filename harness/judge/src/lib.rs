@@ -345,7 +345,7 @@ fn check(before: &[u8], now: &[u8], pages: &[Page], freed: &[u64]) -> Result<(),
 /// Answers the lines of a stream until it ends. `record` receives each request with its
 /// answer.
 pub fn serve(
-    judge: &mut Judge,
+    mut answer: impl FnMut(&str) -> String,
     stream: impl Read,
     mut answers: impl Write,
     mut record: impl FnMut(&str, &str),
@@ -354,7 +354,7 @@ pub fn serve(
     let mut line = String::new();
     while lines.read_line(&mut line)? > 0 {
         if !line.trim().is_empty() {
-            let answer = judge.answer(line.trim());
+            let answer = answer(line.trim());
             record(line.trim(), &answer);
             writeln!(answers, "{answer}")?;
             answers.flush()?;

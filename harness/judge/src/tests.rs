@@ -139,7 +139,8 @@ fn lines_are_answered_in_order() {
     let (_vram, mut judge) = good();
     let mut answers = Vec::new();
     let asked = format!("{CHECK}\n\nnonsense\n{CHECK}\n");
-    serve(&mut judge, asked.as_bytes(), &mut answers, |_, _| ()).unwrap();
+    let answer = |question: &str| judge.answer(question);
+    serve(answer, asked.as_bytes(), &mut answers, |_, _| ()).unwrap();
     let answers = String::from_utf8(answers).unwrap();
     let answers: Vec<_> = answers.lines().collect();
     assert_eq!(answers.len(), 3);

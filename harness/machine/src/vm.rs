@@ -1,8 +1,9 @@
 //! Boots a kernel in a topology, runs a job in it, and collects the results. virtme-ng
 //! boots. This file sets the command, the time limit, and how the run ended.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,15 +19,17 @@ use host::paths::Paths;
 use host::proc::{indent, quote, shown, stream, tail};
 use host::ui::{Step, Ui};
 use kernel::Built;
-use plan::topology::{Kind, Machine, Models, Topology, vram};
+use plan::topology::{self, Kind, Machine, Models, Topology, vram};
 use setup::{self, Tools, search_path};
 
+mod hotplug;
 mod inputs;
 pub mod model;
 mod processor;
 mod qemu;
 pub mod trace;
 
+use hotplug::Hotplug;
 use model::{Device, Model, Setting};
 use processor::{PROCESSORS, Processor};
 
@@ -191,7 +194,7 @@ impl Booter<'_> {
         };
         let command = self.command(boot, &dir, Some((boot.limit, &processor)))?;
         let models = self.models(boot, &dir, Some(boot.limit))?;
-        let judge = JudgePort::open(&dir, boot.topology.gpus.len())?;
+        let judge = JudgePort::open(&dir, boot)?;
         if self.ui.verbose {
             self.ui.say(format!("+ {}", shown(&command)));
         }
@@ -279,7 +282,7 @@ impl Booter<'_> {
             command.arg("--debug");
         }
         let models = self.models(boot, &dir, None)?;
-        let judge = JudgePort::open(&dir, boot.topology.gpus.len())?;
+        let judge = JudgePort::open(&dir, boot)?;
         self.ui.say(format!("+ {}", shown(&command)));
         host::proc::interactive(&mut command)?;
         judge.close(&dir);
@@ -374,6 +377,10 @@ impl Booter<'_> {
             qemu.extend(trace::options(trace::LOG));
         }
         qemu.extend(self.qemu_args.iter().cloned());
+        if boot.topology.hotplug {
+            qemu.push("-qmp".to_owned());
+            qemu.push(format!("unix:{},server=on,wait=off", hotplug::SOCKET));
+        }
         for (option, value) in [
             ("-device", "virtio-serial-pci,bus=pcie.0".to_owned()),
             ("-chardev", format!("socket,id=judge,path={SOCKET}")),
@@ -421,17 +428,28 @@ struct JudgePort {
 }
 
 impl JudgePort {
-    fn open(dir: &Path, gpus: usize) -> Result<Self> {
-        let listener = at(dir, |path| UnixListener::bind(path)).context("the judge's socket")?;
+    fn open(dir: &Path, boot: &Boot<'_>) -> Result<Self> {
+        let devices = boot.topology.pluggable(boot.kind, &boot.models);
+        Self::with(dir, boot.topology.gpus.len(), devices)
+    }
+
+    fn with(dir: &Path, gpus: usize, devices: BTreeMap<String, topology::Device>) -> Result<Self> {
+        let listener = at(dir, SOCKET, |path| UnixListener::bind(path));
+        let listener = listener.context("the judge's socket")?;
         let vram = (0..gpus).map(|n| dir.join(vram(n))).collect();
+        let hotplug = Hotplug::new(dir.to_owned(), devices);
         let mut record = File::create(dir.join("judge.log"))?;
         let thread = thread::spawn(move || {
             let Ok((stream, _)) = listener.accept() else {
                 return;
             };
             let mut judge = Judge::new(vram);
+            let answer = |question: &str| {
+                let answer = hotplug.answer(question);
+                answer.unwrap_or_else(|| judge.answer(question))
+            };
             // The stream ends with the machine, so that is no error.
-            let _ = judge::serve(&mut judge, &stream, &stream, |question, answer| {
+            let _ = judge::serve(answer, &stream, &stream, |question, answer| {
                 let _ = writeln!(record, "{question}\n{answer}");
             });
         });
@@ -441,16 +459,16 @@ impl JudgePort {
     /// Stops the thread after the machine has ended.
     fn close(self, dir: &Path) {
         // If QEMU never connected, this connection ends the thread.
-        drop(at(dir, |path| UnixStream::connect(path)));
+        drop(at(dir, SOCKET, |path| UnixStream::connect(path)));
         let _ = self.thread.join();
     }
 }
 
-/// Calls `open` with a path that is short enough for a socket.
-fn at<T>(dir: &Path, open: impl Fn(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
+/// Calls `open` with a path to a file of `dir` that is short enough for a socket.
+fn at<T>(dir: &Path, name: &str, open: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
     let dir = File::open(dir)?;
     open(Path::new(&format!(
-        "/proc/self/fd/{}/{SOCKET}",
+        "/proc/self/fd/{}/{name}",
         dir.as_raw_fd()
     )))
 }

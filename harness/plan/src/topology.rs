@@ -42,6 +42,10 @@ pub struct Topology {
     /// Parameters of each module.
     #[serde(default)]
     pub modules: BTreeMap<String, String>,
+    /// Whether the guest may ask for GPUs and NICs to be unplugged and plugged. The guest's driver
+    /// for slots of PCIe (pciehp) does its part, and not ACPI.
+    #[serde(default)]
+    pub hotplug: bool,
     /// Whether an IOMMU translates. Peer addresses are then IOVAs.
     #[serde(default)]
     pub iommu: bool,
@@ -363,6 +367,10 @@ impl Topology {
             args.push(option.to_owned());
             args.push(value);
         };
+        if self.hotplug {
+            let by_acpi = "ICH9-LPC.acpi-pci-hotplug-with-bridge-support";
+            add("-global", format!("{by_acpi}=off"));
+        }
         add("-cpu", self.cpu.clone());
         for device in &self.devices {
             // A device in another process sees a mapping only if the guest's driver
@@ -379,27 +387,67 @@ impl Topology {
                 add("-device", vfio_user(&gpu.bus, &pascal(n)));
                 continue;
             }
-            let size = &gpu.vram;
-            let file = vram(n);
-            add(
-                "-object",
-                format!("memory-backend-file,id=vram{n},share=on,mem-path={file},size={size}"),
-            );
-            add(
-                "-device",
-                format!("ivshmem-plain,memdev=vram{n},bus={}", gpu.bus),
-            );
+            let gpu = gpu.qemu(n);
+            if let Some(object) = gpu.object {
+                add("-object", object);
+            }
+            add("-device", gpu.device);
         }
         for (n, nic) in self.nics.iter().enumerate() {
             let device = if models.has_connectx(kind) {
                 vfio_user(&nic.bus, &connectx(n))
             } else {
-                // The device can use all address bits. The driver sets its own mask.
-                format!("edu,bus={},dma_mask=0xffffffffffffffff", nic.bus)
+                nic.qemu(n).device
             };
             add("-device", device);
         }
         args
+    }
+
+    /// The devices that can be unplugged and plugged, by name. Those of models are not among them,
+    /// because a model ends when its device goes.
+    pub fn pluggable(&self, kind: Kind, models: &Models<'_>) -> BTreeMap<String, Device> {
+        let mut all = BTreeMap::new();
+        if self.hotplug && models.pascal.is_none() {
+            let gpus = self.gpus.iter().enumerate();
+            all.extend(gpus.map(|(n, gpu)| (format!("gpu{n}"), gpu.qemu(n))));
+        }
+        if self.hotplug && !models.has_connectx(kind) {
+            let nics = self.nics.iter().enumerate();
+            all.extend(nics.map(|(n, nic)| (format!("nic{n}"), nic.qemu(n))));
+        }
+        all
+    }
+}
+
+/// A device that QEMU emulates, as QEMU's arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// `-object`: the memory that it needs, if it needs any.
+    pub object: Option<String>,
+    /// `-device`
+    pub device: String,
+}
+
+impl Gpu {
+    fn qemu(&self, n: usize) -> Device {
+        let (file, size) = (vram(n), &self.vram);
+        let object = format!("memory-backend-file,id=vram{n},share=on,mem-path={file},size={size}");
+        Device {
+            object: Some(object),
+            device: format!("ivshmem-plain,id=gpu{n},memdev=vram{n},bus={}", self.bus),
+        }
+    }
+}
+
+impl Nic {
+    /// The device can use all address bits. The driver sets its own mask.
+    fn qemu(&self, n: usize) -> Device {
+        let bus = &self.bus;
+        Device {
+            object: None,
+            device: format!("edu,id=nic{n},bus={bus},dma_mask=0xffffffffffffffff"),
+        }
     }
 }
 
@@ -527,7 +575,7 @@ mod tests {
             ..Models::default()
         };
         let pascal = with(Kind::Parallel, &models);
-        assert!(pascal.contains("pascal0.sock") && pascal.contains("-device edu,bus=rp1"));
+        assert!(pascal.contains("pascal0.sock") && pascal.contains("-device edu,id=nic0,bus=rp1"));
         assert!(!pascal.contains("ivshmem") && !pascal.contains("connectx"));
         let models = Models {
             edu: false,
@@ -551,6 +599,38 @@ mod tests {
         let args = args.join(" ");
         let (before, _) = args.split_once("-device ").unwrap();
         assert!(before.contains("-numa node,nodeid=1,memdev=node1"));
+    }
+
+    #[test]
+    fn what_qemu_itself_emulates_can_be_unplugged() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let hotplug = topologies.get("hotplug").unwrap();
+        let models = Models::default();
+        let all = hotplug.pluggable(Kind::Counting, &models);
+        let machine = &topologies.machine;
+        let args = machine.qemu(Kind::Counting, &models, None, hotplug);
+        assert_eq!(Vec::from_iter(all.keys()), ["gpu0", "nic0"]);
+        for Device { object, device } in all.values() {
+            assert!(args.contains(device), "{args:?}");
+            assert!(
+                object.iter().all(|object| args.contains(object)),
+                "{args:?}"
+            );
+        }
+        assert!(all["gpu0"].object.is_some());
+        assert!(args.contains(&"ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off".to_owned()));
+        let in_parallel = hotplug.pluggable(Kind::Parallel, &models);
+        assert_eq!(Vec::from_iter(in_parallel.keys()), ["gpu0"]);
+        let models = Models {
+            pascal: Some(&[]),
+            edu: true,
+            ..models
+        };
+        let with_pascal = hotplug.pluggable(Kind::Parallel, &models);
+        assert_eq!(Vec::from_iter(with_pascal.keys()), ["nic0"]);
+        let switch = topologies.by_name["switch"].pluggable(Kind::Counting, &models);
+        assert!(switch.is_empty());
     }
 
     #[test]

@@ -353,6 +353,18 @@ fn a_demo_is_a_job_like_any_other() {
     assert!(at("export A=b") < demo && demo < card, "{text}");
     assert!(card < at("run a /p2p"), "{text}");
     assert!(text.ends_with("kmemleak\n"), "{text}");
+    assert!(!text.contains("P2PTEST_HOTPLUG"), "{text}");
+    let with_slots = Job {
+        spec: job.spec.clone(),
+        ..self::job(topologies.get("hotplug").unwrap())
+    };
+    let text = script(&with_slots, &booter).unwrap();
+    let (before, _) = text.split_once("run a /p2p").unwrap();
+    assert!(before.contains("find_judge\n"), "{text}");
+    assert!(
+        before.contains("export P2PTEST_HOTPLUG=\"$judge\"\n"),
+        "{text}"
+    );
     // Without the program's result, each scenario fails with a reason.
     let (_dir, none) = ran("", &[]);
     let rows = crate::demo::rows(&job, &none);

@@ -3,7 +3,9 @@ use super::*;
 #[test]
 fn the_judge_ends_when_nobody_comes() {
     let dir = tempfile::tempdir().unwrap();
-    JudgePort::open(dir.path(), 1).unwrap().close(dir.path());
+    JudgePort::with(dir.path(), 1, BTreeMap::new())
+        .unwrap()
+        .close(dir.path());
 }
 
 #[test]
@@ -12,8 +14,8 @@ fn the_judge_answers_over_a_long_path() {
     let deep = dir.path().join("x".repeat(120));
     fs::create_dir(&deep).unwrap();
     fs::write(deep.join("vram0"), vec![0; 8192]).unwrap();
-    let judge = JudgePort::open(&deep, 1).unwrap();
-    let mut stream = at(&deep, |path| UnixStream::connect(path)).unwrap();
+    let judge = JudgePort::with(&deep, 1, BTreeMap::new()).unwrap();
+    let mut stream = at(&deep, SOCKET, |path| UnixStream::connect(path)).unwrap();
     stream
         .write_all(b"{\"op\":\"snapshot\",\"gpu\":0}\n")
         .unwrap();
@@ -171,6 +173,47 @@ fn what_the_machine_is_made_of() {
     machine
         .append(Kind::Counting)
         .for_each(|it| said("--append", it));
+}
+
+#[test]
+fn a_machine_with_slots_has_a_monitor() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let topologies = plan::topology::Topologies::read(&repository).unwrap();
+    for (name, has_monitor) in [("switch", false), ("hotplug", true)] {
+        let boot = |booter: &Booter<'_>, boot: &Boot<'_>| {
+            let topology = topologies.get(name).unwrap();
+            let job = boot.job.clone();
+            let boot = Boot {
+                topology,
+                job,
+                ..*boot
+            };
+            booter.boot(&boot, &booter.ui.step("test")).unwrap()
+        };
+        let (_dir, ran) = with_machine(Kind::Counting, "echo \"$*\"", 20, "exit 2", boot);
+        let monitor = ran
+            .console
+            .contains("-qmp unix:qmp.sock,server=on,wait=off");
+        assert_eq!(monitor, has_monitor, "{name}: {}", ran.console);
+    }
+}
+
+#[test]
+fn requests_for_the_monitor_come_by_the_judges_port() {
+    let dir = tempfile::tempdir().unwrap();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let topologies = topology::Topologies::read(&repository).unwrap();
+    let hotplug = topologies.get("hotplug").unwrap();
+    let devices = hotplug.pluggable(Kind::Counting, &Models::default());
+    let judge = JudgePort::with(dir.path(), 1, devices).unwrap();
+    let mut stream = at(dir.path(), SOCKET, |path| UnixStream::connect(path)).unwrap();
+    writeln!(stream, "{{\"op\":\"plug\",\"device\":\"gpu0\"}}\nnonsense").unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let answers = io::read_to_string(stream).unwrap();
+    let answers = Vec::from_iter(answers.lines());
+    assert!(answers[0].starts_with("fail QEMU's monitor"), "{answers:?}");
+    assert!(answers[1].starts_with("fail not a question"), "{answers:?}");
+    judge.close(dir.path());
 }
 
 #[test]
