@@ -13,6 +13,8 @@
  *
  *	P2P_STRESS_SEED		1 unless it is set
  *	P2P_STRESS_MINUTES	go on for so long, and not only VANISH times
+ *	P2PTEST_HOTPLUG		a port whose other end unplugs and plugs devices, and
+ *				injects errors
  *
  * The device in question, the way, and what the processes do depend on the seed
  * alone. When they do it is up to the scheduler.
@@ -22,6 +24,7 @@
 #include <stdarg.h>
 
 #define VANISH	120U	/* times that a device goes away */
+#define OUTSIDE	48U	/* and by somebody outside */
 #define PROCS	3U
 #define PAGES	8U
 #define HALF	(P2P_PAGE / 2)	/* the NIC transfers no more at a time */
@@ -365,6 +368,7 @@ FIXTURE(p2p_vanish)
 	char name[2][P2P_PCI_NAME];
 	char port[2][P2P_PCI_NAME];	/* of the slot */
 	bool slots;
+	bool unplugs;
 };
 
 #define SELF FIXTURE_DATA(p2p_vanish)
@@ -382,9 +386,40 @@ FIXTURE_SETUP(p2p_vanish)
 
 static const char *const driver[] = { P2P_GPU_DRIVER, P2P_NIC_DRIVER };
 
+/*
+ * Ask whoever is outside to "unplug" or "plug" a device, or for an "error" at its port.
+ * The answer is "ok", or why that cannot be. After "unplug" the device has gone; after
+ * "plug" the kernel has yet to find it.
+ */
+static void outside(const char *op, int dev, const char *error, char *answer,
+		    size_t size)
+{
+	static const char *const names[] = { "gpu0", "nic0" };
+	int fd = open(getenv("P2PTEST_HOTPLUG"), O_RDWR | O_CLOEXEC);
+	size_t n = 0;
+
+	answer[0] = '\0';
+	if (fd < 0)
+		return;
+	dprintf(fd, "{\"op\":\"%s\",\"device\":\"%s\"", op, names[dev]);
+	if (error)
+		dprintf(fd, ",\"error\":\"%s\"", error);
+	dprintf(fd, "}\n");
+	while (n < size - 1 && read(fd, answer + n, 1) == 1 && answer[n] != '\n')
+		n++;
+	answer[n] = '\0';
+	close(fd);
+}
+
 FIXTURE_TEARDOWN_PARENT(p2p_vanish)
 {
+	char answer[80];
+
 	/* Also if the test did not get that far */
+	if (self->unplugs) {
+		outside("plug", GPU, NULL, answer, sizeof(answer));
+		outside("plug", NIC, NULL, answer, sizeof(answer));
+	}
 	if (self->slots) {
 		p2p_pci_slot_power(self->port[GPU], true);
 		p2p_pci_slot_power(self->port[NIC], true);
@@ -529,18 +564,101 @@ static void slot(struct __test_metadata *_metadata, SELF *self, int dev)
 	shared->lossy += dev == NIC;
 }
 
+/*
+ * Somebody presses the button of the slot. The kernel lets the device go and switches the
+ * slot off; only then is the device taken out, and later put back.
+ */
+static void unplug(struct __test_metadata *_metadata, SELF *self, int dev)
+{
+	char answer[200];
+
+	outside("unplug", dev, NULL, answer, sizeof(answer));
+	ASSERT_STREQ("ok", answer);
+	store(shared->gpu_gone, dev == GPU);
+	/* Nobody is there */
+	ASSERT_EQ(0, p2p_pci_rescan());
+	ASSERT_EQ(-ENOENT, p2p_pci_command(self->name[dev], 0, 0));
+	all_look(_metadata);
+	store(shared->gpu_gone, false);
+	outside("plug", dev, NULL, answer, sizeof(answer));
+	ASSERT_STREQ("ok", answer);
+}
+
+/* How many errors the root port above the switch has seen */
+static long errors_seen(SELF *self, int dev, bool fatal)
+{
+	const char *attr = fatal ? "../../../aer_rootport_total_err_fatal" :
+				   "../../../aer_rootport_total_err_nonfatal";
+	char text[32];
+
+	if (p2p_pci_attr_get(self->name[dev], attr, text, sizeof(text)))
+		return -1;
+	return strtol(text, NULL, 10);
+}
+
+/*
+ * The port above the device reports an error. The drivers do not know what to do then, so
+ * the kernel gives the device up. It has to be removed and found again.
+ */
+static void error_at_port(struct __test_metadata *_metadata, SELF *self, int dev,
+			  bool fatal)
+{
+	long before = errors_seen(self, dev, fatal);
+	char answer[200];
+	int i;
+
+	ASSERT_LE(0, before);
+	outside("error", dev, fatal ? "MALF_TLP" : "POISON_TLP", answer,
+		sizeof(answer));
+	ASSERT_STREQ("ok", answer);
+	for (i = 0; errors_seen(self, dev, fatal) == before; i++) {
+		ASSERT_GT(1000, i)
+			TH_LOG("nobody has seen the error");
+		p2p_sleep_ms(10);
+	}
+	/* A reset comes after a fatal one */
+	for (i = 0; fatal && p2p_pci_command(self->name[dev], 0, 0) &
+			     P2P_PCI_MEMORY; i++) {
+		ASSERT_GT(1000, i)
+			TH_LOG("the device was not reset");
+		p2p_sleep_ms(10);
+	}
+	p2p_sleep_ms(500);
+	remove_device(_metadata, self, dev);
+}
+
+static void nonfatal(struct __test_metadata *_metadata, SELF *self, int dev)
+{
+	error_at_port(_metadata, self, dev, false);
+}
+
+/* The memory of a GPU would be out of reach for good */
+static void fatal(struct __test_metadata *_metadata, SELF *self,
+		  int dev __always_unused)
+{
+	shared->lossy++;
+	error_at_port(_metadata, self, NIC, true);
+	shared->lossy++;
+}
+
 static const struct way {
 	const char *name;
 	void (*run)(struct __test_metadata *_metadata, SELF *self,
 		    int dev);
 	bool only_nic;
-} ways[] = {
+} ways_inside[] = {
 	{ .name = "unbind", .run = unbind },
 	{ .name = "remove", .run = remove_device },
 	{ .name = "reset", .run = reset },
 	{ .name = "bus master off", .run = master_off },
 	{ .name = "surprise", .run = surprise, .only_nic = true },
 	{ .name = "slot", .run = slot },
+};
+
+static const struct way ways_outside[] = {
+	{ .name = "unplug", .run = unplug },
+	{ .name = "error", .run = nonfatal },
+	{ .name = "fatal error", .run = fatal, .only_nic = true },
 };
 
 static __u64 number_from(const char *name, __u64 otherwise)
@@ -550,11 +668,12 @@ static __u64 number_from(const char *name, __u64 otherwise)
 	return text && *text ? strtoull(text, NULL, 0) : otherwise;
 }
 
-TEST_F_TIMEOUT(p2p_vanish, random, TIMEOUT_S)
+static void play(struct __test_metadata *_metadata, SELF *self,
+		 const struct way *ways, unsigned int n, unsigned int most)
 {
 	__u64 minutes = number_from("P2P_STRESS_MINUTES", 0);
-	unsigned int times[ARRAY_SIZE(ways)][2] = { };
 	unsigned int random, steps, i, dev, nr, busy = 0;
+	unsigned int times[ARRAY_SIZE(ways_inside)][2] = { };
 	__u64 start = p2p_now_ms();
 	struct p2ptest_gpu_info info;
 	const struct way *way;
@@ -573,9 +692,9 @@ TEST_F_TIMEOUT(p2p_vanish, random, TIMEOUT_S)
 			worker(_metadata, i);
 	}
 	for (steps = 0; minutes ? p2p_now_ms() - start < minutes * 60000 :
-				  steps < VANISH; steps++) {
+				  steps < most; steps++) {
 		dev = dice(&random, 2);
-		nr = dice(&random, ARRAY_SIZE(ways));
+		nr = dice(&random, n);
 		way = &ways[nr];
 		if (way->only_nic)
 			dev = NIC;
@@ -603,11 +722,24 @@ TEST_F_TIMEOUT(p2p_vanish, random, TIMEOUT_S)
 		p2p_wait_child(_metadata, pid[i]);
 	ksft_print_msg("stress: seed %llu, %u times a device was gone, %u of them busy, in %llu s:",
 		       shared->seed, steps, busy, (p2p_now_ms() - start) / 1000);
-	for (i = 0; i < ARRAY_SIZE(ways); i++)
+	for (i = 0; i < n; i++)
 		printf(" %s %u GPU, %u NIC;", ways[i].name, times[i][GPU],
 		       times[i][NIC]);
 	printf("\n");
 	EXPECT_FALSE(shared->stop);
+}
+
+TEST_F_TIMEOUT(p2p_vanish, random, TIMEOUT_S)
+{
+	play(_metadata, self, ways_inside, ARRAY_SIZE(ways_inside), VANISH);
+}
+
+TEST_F_TIMEOUT(p2p_vanish, outside, TIMEOUT_S)
+{
+	if (!getenv("P2PTEST_HOTPLUG"))
+		SKIP(return, "nobody outside unplugs devices: P2PTEST_HOTPLUG is not set");
+	self->unplugs = true;
+	play(_metadata, self, ways_outside, ARRAY_SIZE(ways_outside), OUTSIDE);
 }
 
 TEST_HARNESS_MAIN

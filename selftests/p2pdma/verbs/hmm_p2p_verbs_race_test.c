@@ -603,26 +603,30 @@ static void traffic_lost(struct __test_metadata *_metadata, VERBS_SELF *self,
 	free(zero);
 }
 
+/* Somebody who uses a NIC that goes, and stays */
+struct user {
+	pid_t pid;
+	int found;	/* a byte from here: it has been found again */
+};
+
 /*
- * The same, but its PCI device goes as well, and its user stays: he moves memory
- * until the NIC has been found again, and has lost nothing but the NIC.
+ * He moves memory under transfers until the NIC has been found again, and has lost
+ * nothing but the NIC. This returns when transfers run.
  */
-TEST_F_TIMEOUT(verbs_unbind, nic_removed, TIMEOUT_S)
+static void user_start(struct __test_metadata *_metadata, VERBS_SELF *verbs,
+		       struct user *user)
 {
 	struct pollfd found = { .events = POLLIN };
 	int to_parent[2], to_child[2];
 	struct traffic t = { };
 	VERBS_SELF own;
-	pid_t pid;
 	char c;
 
-	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
-		SKIP(return, "no NIC of " NIC_DRIVER);
 	ASSERT_EQ(0, pipe(to_parent));
 	ASSERT_EQ(0, pipe(to_child));
-	pid = p2p_fork_child(_metadata);
-	if (!pid) {
-		verbs_own(_metadata, &self->verbs, &own);
+	user->pid = p2p_fork_child(_metadata);
+	if (!user->pid) {
+		verbs_own(_metadata, verbs, &own);
 		traffic_start(_metadata, &own, &t, RACE_PAGES);
 		traffic_wait(&t, 0);
 		ASSERT_EQ(1, write(to_parent[1], "", 1));
@@ -636,15 +640,71 @@ TEST_F_TIMEOUT(verbs_unbind, nic_removed, TIMEOUT_S)
 		_exit(0);
 	}
 	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	user->found = to_child[1];
+}
+
+static void user_end(struct __test_metadata *_metadata, VERBS_SELF *verbs,
+		     struct user *user)
+{
+	ASSERT_EQ(1, write(user->found, "", 1));
+	p2p_wait_child(_metadata, user->pid);
+	EXPECT_EQ(0, p2p_gpu_wait_used(&verbs->gpu, 0));
+}
+
+/* The same, but its PCI device goes as well */
+TEST_F_TIMEOUT(verbs_unbind, nic_removed, TIMEOUT_S)
+{
+	struct user user;
+
+	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
+		SKIP(return, "no NIC of " NIC_DRIVER);
+	user_start(_metadata, &self->verbs, &user);
 	ASSERT_EQ(0, p2p_pci_attr_set(self->nic, "remove", "1"));
 	p2p_sleep_ms(100);
-	EXPECT_EQ(0, waitpid(pid, NULL, WNOHANG));
+	EXPECT_EQ(0, waitpid(user.pid, NULL, WNOHANG));
 	expect_gone(_metadata, &self->verbs.v);
 	ASSERT_EQ(0, p2p_pci_rescan());
-	ASSERT_EQ(1, write(to_child[1], "", 1));
-	p2p_wait_child(_metadata, pid);
-	EXPECT_EQ(0, p2p_gpu_wait_used(&self->verbs.gpu, 0));
+	user_end(_metadata, &self->verbs, &user);
 	nic_is_back(_metadata, &self->verbs);
+	expect_gone(_metadata, &self->verbs.v);
+}
+
+/*
+ * The NIC is reset, and forgets everything. mlx5 is not asked before: it notices when it
+ * looks at the NIC's health the next time. It then begins anew, but not twice in a
+ * minute: after a second reset it gives the NIC up until it is bound again.
+ */
+TEST_F_TIMEOUT(verbs_unbind, nic_reset, TIMEOUT_S)
+{
+	struct ibv_device_attr attr;
+	struct user user;
+	char method[64];
+	struct verbs old;
+	int i, again;
+
+	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
+		SKIP(return, "no NIC of " NIC_DRIVER);
+	if (p2p_pci_attr_get(self->nic, "reset_method", method, sizeof(method)) ||
+	    strncmp(method, "flr", strlen("flr")))
+		SKIP(return, "the NIC has no function level reset");
+	for (again = 0; again < 2; again++) {
+		ASSERT_EQ(NULL, verbs_open(&old));
+		user_start(_metadata, &self->verbs, &user);
+		ASSERT_EQ(0, p2p_pci_attr_set(self->nic, "reset", "1"));
+		for (i = 0; ibv_query_device(old.ctx, &attr) != EIO; i++) {
+			ASSERT_GT(BIND_MS / 100, i)
+				TH_LOG("the driver does not notice");
+			p2p_sleep_ms(100);
+		}
+		EXPECT_EQ(0, waitpid(user.pid, NULL, WNOHANG));
+		if (again) {
+			ASSERT_EQ(0, p2p_pci_unbind(NIC_DRIVER, self->nic));
+			ASSERT_EQ(0, p2p_pci_bind(NIC_DRIVER, self->nic, -1));
+		}
+		nic_is_back(_metadata, &self->verbs);
+		user_end(_metadata, &self->verbs, &user);
+		expect_gone(_metadata, &old);
+	}
 	expect_gone(_metadata, &self->verbs.v);
 }
 

@@ -10,6 +10,9 @@
 #define VERBS_GPU_OPTIONAL true
 #include "verbs_fixture.h"
 
+#include <linux/udmabuf.h>
+#include <sys/ioctl.h>
+
 /* Everything, from and to everywhere */
 
 enum place { RAM, VRAM, MIXED, HUGE };
@@ -219,6 +222,70 @@ TEST_F_TIMEOUT(verbs, pinned, TIMEOUT_S)
 		   buf.len);
 	verbs_buf_check(_metadata, self, &buf);
 	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
+/* @len bytes of shared memory as a dma-buf, or -1 */
+static int dmabuf_init(struct __test_metadata *_metadata, unsigned char **p,
+		       size_t len)
+{
+	int memfd = memfd_create("dmabuf", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int dev = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+	struct udmabuf_create create = {
+		.memfd = memfd,
+		.flags = UDMABUF_FLAGS_CLOEXEC,
+		.size = len,
+	};
+	int fd;
+
+	ASSERT_LE(0, memfd);
+	ASSERT_EQ(0, ftruncate(memfd, len));
+	ASSERT_EQ(0, fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	*p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+	ASSERT_NE(MAP_FAILED, (void *)*p);
+	fd = dev < 0 ? -1 : ioctl(dev, UDMABUF_CREATE, &create);
+	if (dev >= 0)
+		close(dev);
+	close(memfd);
+	return fd;
+}
+
+/* A region of a dma-buf is found and prefetched as one of the process's memory */
+TEST_F_TIMEOUT(verbs, prefetch_dmabuf, TIMEOUT_S)
+{
+	const size_t len = PAGES * P2P_PAGE;
+	struct verbs_buf data;
+	struct verbs_end end;
+	struct ibv_sge sge;
+	unsigned char *p;
+	int fd;
+
+	fd = dmabuf_init(_metadata, &p, len);
+	if (fd < 0)
+		SKIP(return, "no udmabuf");
+	verbs_buf_init(_metadata, self, &data, PAGES, BEFORE, VERBS_REMOTE);
+	end = (struct verbs_end){
+		.p = p,
+		.mr = ibv_reg_dmabuf_mr(self->v.pd, 0, len, (uintptr_t)p, fd,
+					VERBS_REMOTE),
+	};
+	if (!end.mr && errno == EOPNOTSUPP)
+		SKIP(return, "the RDMA device takes no dma-buf");
+	ASSERT_NE(NULL, end.mr);
+	sge = (struct ibv_sge){
+		.addr = (uintptr_t)p,
+		.length = len,
+		.lkey = end.mr->lkey,
+	};
+	EXPECT_EQ(0, ibv_advise_mr(self->v.pd,
+				   IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	verbs_expect_success(_metadata, verbs_do(&self->link, IBV_WR_RDMA_WRITE,
+						 verbs_at(&data, 0), end, len));
+	verbs_same(_metadata, "dma-buf", data.want + P2P_PAGE, p, len);
+	EXPECT_EQ(0, ibv_dereg_mr(end.mr));
+	close(fd);
+	EXPECT_EQ(0, munmap(p, len));
 	verbs_buf_free(_metadata, &data);
 }
 
