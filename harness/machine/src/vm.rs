@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::fd::AsRawFd;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -27,11 +26,13 @@ mod inputs;
 pub mod model;
 mod processor;
 mod qemu;
+mod socket;
 pub mod trace;
 
 use hotplug::Hotplug;
 use model::{Device, Model, Setting};
 use processor::{PROCESSORS, Processor};
+use socket::at;
 
 /// Boots virtual machines.
 pub struct Booter<'a> {
@@ -462,15 +463,6 @@ impl JudgePort {
         drop(at(dir, SOCKET, |path| UnixStream::connect(path)));
         let _ = self.thread.join();
     }
-}
-
-/// Calls `open` with a path to a file of `dir` that is short enough for a socket.
-fn at<T>(dir: &Path, name: &str, open: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
-    let dir = File::open(dir)?;
-    open(Path::new(&format!(
-        "/proc/self/fd/{}/{name}",
-        dir.as_raw_fd()
-    )))
 }
 
 #[cfg(test)]

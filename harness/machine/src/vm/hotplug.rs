@@ -14,7 +14,7 @@ use plan::topology::Device;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::at;
+use super::socket::at;
 
 /// The monitor's socket in the machine's directory.
 pub const SOCKET: &str = "qmp.sock";

@@ -1,3 +1,5 @@
+use std::io;
+
 use super::*;
 
 #[test]
