@@ -211,23 +211,24 @@ impl GeneratedConfig {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
 
     use super::*;
 
-    fn root() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    /// The data of this repository.
+    fn data() -> (Topologies, MutantsConfig, GeneratedConfig, Plan) {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        (
+            Topologies::read(&root).unwrap(),
+            MutantsConfig::read(&root).unwrap(),
+            GeneratedConfig::read(&root).unwrap(),
+            Plan::read(&root).unwrap(),
+        )
     }
 
     /// The mutants' kernel must have what the jobs need: they are of other kernels.
     #[test]
     fn the_jobs_of_this_repository() {
-        let (root, topologies) = (root(), Topologies::read(&root()).unwrap());
-        let (settings, config) = (
-            MutantsConfig::read(&root).unwrap(),
-            GeneratedConfig::read(&root).unwrap(),
-        );
-        let plan = Plan::read(&root).unwrap();
+        let (topologies, settings, config, plan) = data();
         let all = config.all_jobs();
         let machines = config
             .machines(&all, &settings, &plan, &topologies)
@@ -269,12 +270,7 @@ mod tests {
 
     #[test]
     fn a_job_that_is_not_in_the_plan_is_an_error() {
-        let (root, topologies) = (root(), Topologies::read(&root()).unwrap());
-        let (settings, config) = (
-            MutantsConfig::read(&root).unwrap(),
-            GeneratedConfig::read(&root).unwrap(),
-        );
-        let plan = Plan::read(&root).unwrap();
+        let (topologies, settings, config, plan) = data();
         let machines = |job: &str| {
             let jobs = [job.to_owned()];
             config.machines(&jobs, &settings, &plan, &topologies)
