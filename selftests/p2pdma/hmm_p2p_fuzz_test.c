@@ -57,14 +57,6 @@ FIXTURE(p2p_fuzz)
 #define load(x)		__atomic_load_n(&(x), __ATOMIC_ACQUIRE)
 #define store(x, v)	__atomic_store_n(&(x), v, __ATOMIC_RELEASE)
 
-static int dev_open(int dev)
-{
-	char path[64];
-
-	snprintf(path, sizeof(path), "/dev/%s0", driver[dev]);
-	return p2p_open(path, O_RDWR);
-}
-
 static void region_init(struct __test_metadata *_metadata, const int *fd,
 			void *p, size_t len, __u32 *handle)
 {
@@ -137,7 +129,7 @@ FIXTURE_SETUP(p2p_fuzz)
 	int dev;
 
 	for (dev = 0; dev < DEVICES; dev++) {
-		self->fd[dev] = dev_open(dev);
+		self->fd[dev] = p2p_dev_open(driver[dev], 0);
 		if (self->fd[dev] == -ENOENT)
 			continue;
 		ASSERT_LE(0, self->fd[dev]);
@@ -162,16 +154,7 @@ FIXTURE_SETUP(p2p_fuzz)
 
 FIXTURE_TEARDOWN_PARENT(p2p_fuzz)
 {
-	struct p2p_gpu gpu;
-
-	if (self->fd[GPU] < 0)
-		return;
-	ASSERT_EQ(0, p2p_gpu_open(&gpu, 0));
-	EXPECT_EQ(0, p2p_gpu_inject(&gpu, false));
-	EXPECT_EQ(0, p2p_gpu_wait_used(&gpu, 0));
-	EXPECT_EQ(0, p2p_gpu_window(&gpu, self->info.window_start,
-				    self->info.window_size));
-	p2p_gpu_close(&gpu);
+	p2p_gpu_teardown(_metadata, &self->info);
 }
 
 /* The attacker */
@@ -246,7 +229,7 @@ static void attacker_open(struct __test_metadata *_metadata, struct attacker *a)
 			continue;
 		if (a->fd[dev] >= 0)
 			close(a->fd[dev]);
-		a->fd[dev] = dev_open(dev);
+		a->fd[dev] = p2p_dev_open(driver[dev], 0);
 		ASSERT_LE(0, a->fd[dev]);
 	}
 	region_init(_metadata, a->fd, a->arena[PLAIN], a->len[PLAIN], a->handle);

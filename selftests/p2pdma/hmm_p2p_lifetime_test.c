@@ -66,7 +66,7 @@ static void victim(struct __test_metadata *_metadata, P2P_SELF *self,
 
 TEST_F_TIMEOUT(p2p, killed, TIMEOUT_S)
 {
-	int to_parent[2], status;
+	int to_parent[2];
 	struct p2p_buf buf;
 	pid_t pid;
 	char c;
@@ -82,10 +82,7 @@ TEST_F_TIMEOUT(p2p, killed, TIMEOUT_S)
 	if (p2p_peer_path(self->path))
 		EXPECT_LE(LONG_PAGES,
 			  p2p_info(_metadata, &self->gpu).pages_used);
-	ASSERT_EQ(0, kill(pid, SIGKILL));
-	ASSERT_EQ(pid, waitpid(pid, &status, 0));
-	EXPECT_TRUE(WIFSIGNALED(status))
-		TH_LOG("it had finished before it was killed");
+	p2p_kill_child(_metadata, pid);
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
 
 	/* The devices are as good as before */
@@ -222,7 +219,7 @@ TEST_F_TIMEOUT(p2p_unbind, nic, TIMEOUT_S)
 {
 	P2P_SELF *p2p = &self->p2p;
 	struct p2ptest_nic_page page;
-	struct p2p_transfer t = { };
+	struct p2p_transfer t = { .run = p2p_nic_transfer, .self = p2p };
 	struct p2p_nic gone;
 	struct p2p_buf buf;
 	__u32 handle;
@@ -231,12 +228,12 @@ TEST_F_TIMEOUT(p2p_unbind, nic, TIMEOUT_S)
 	p2p_buf_init(_metadata, p2p, &buf, LONG_PAGES, BEFORE);
 	p2p_buf_to_vram(_metadata, p2p, &buf);
 	if (variant->busy)
-		p2p_transfer_start(_metadata, p2p, &t, &buf, true);
+		p2p_transfer_start(_metadata, &t, &buf, true);
 	else
 		p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
 	ASSERT_EQ(0, p2p_pci_unbind(P2P_NIC_DRIVER, self->nic));
 	if (variant->busy) {
-		ASSERT_EQ(0, pthread_join(t.thread, NULL));
+		p2p_transfer_end(_metadata, &t);
 		EXPECT_EQ(-ENODEV, t.ret);
 		ASSERT_LT(t.xfer.done, buf.len - P2P_PAGE);
 		p2p_expect_pattern(_metadata, "done", buf.p, AFTER, 0,
@@ -281,7 +278,7 @@ TEST_F_TIMEOUT(p2p_unbind, gpu, TIMEOUT_S)
 	int to_parent[2], to_child[2];
 	P2P_SELF *p2p = &self->p2p;
 	struct p2ptest_gpu_info info;
-	struct p2p_transfer t = { };
+	struct p2p_transfer t = { .run = p2p_nic_transfer, .self = p2p };
 	struct p2p_buf buf;
 	struct p2p_gpu gone;
 	pid_t pid;
@@ -304,12 +301,12 @@ TEST_F_TIMEOUT(p2p_unbind, gpu, TIMEOUT_S)
 	p2p_buf_init(_metadata, p2p, &buf, LONG_PAGES, BEFORE);
 	p2p_buf_to_vram(_metadata, p2p, &buf);
 	if (variant->busy)
-		p2p_transfer_start(_metadata, p2p, &t, &buf, true);
+		p2p_transfer_start(_metadata, &t, &buf, true);
 	else
 		p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
 	ASSERT_EQ(0, p2p_pci_unbind(P2P_GPU_DRIVER, self->gpu));
 	if (variant->busy) {
-		ASSERT_EQ(0, pthread_join(t.thread, NULL));
+		p2p_transfer_end(_metadata, &t);
 		EXPECT_EQ(0, t.ret);
 	}
 

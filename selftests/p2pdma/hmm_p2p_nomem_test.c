@@ -11,9 +11,6 @@
 #include "p2p_fixture.h"
 #include "p2p_nomem.h"
 
-#define FEW	4U	/* pages for the NIC, which is slow */
-#define SOME	16U
-
 FIXTURE(p2p_nomem)
 {
 	P2P_SELF p2p;

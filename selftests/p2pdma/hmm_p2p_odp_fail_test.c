@@ -67,7 +67,7 @@ TEST_F_TIMEOUT(odp_fail, one_page, 600)
 		EXPECT_EQ(PAGE_ALL, page.flags);
 	}
 	EXPECT_EQ(buf.pages, rdma_mapped(_metadata, rdma, &buf));
-	EXPECT_EQ(1U, rdma_moves(_metadata, rdma, &before));
+	EXPECT_EQ(1U, p2p_moves(_metadata, &rdma->gpu, &before));
 	EXPECT_EQ(0, p2p_stats_since(&stats));
 	EXPECT_EQ(1U, stats.pages[P2PTEST_REASON_MAP_FAILED]);
 	rdma_buf_read(_metadata, rdma, &buf, AFTER);
@@ -91,7 +91,7 @@ TEST_F_TIMEOUT(odp_fail, all_pages, 600)
 	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
 				P2PTEST_RDMA_FAULT_WRITE));
 	rdma_expect_pages(_metadata, rdma, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
-	EXPECT_EQ(buf.pages, rdma_moves(_metadata, rdma, &before));
+	EXPECT_EQ(buf.pages, p2p_moves(_metadata, &rdma->gpu, &before));
 	EXPECT_EQ(buf.pages, fail_count(_metadata, &stats));
 	rdma_buf_write(_metadata, rdma, &buf, AFTER);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
@@ -116,7 +116,7 @@ TEST_F_TIMEOUT(odp_fail, snapshot, 600)
 	EXPECT_EQ(PAGE_ALL,
 		  rdma_page(_metadata, rdma, &buf, VICTIM + 1).flags);
 	EXPECT_EQ(buf.pages - 1, rdma_mapped(_metadata, rdma, &buf));
-	EXPECT_EQ(0U, rdma_moves(_metadata, rdma, &before));
+	EXPECT_EQ(0U, p2p_moves(_metadata, &rdma->gpu, &before));
 	rdma_buf_free(_metadata, rdma, &buf);
 }
 
@@ -162,7 +162,7 @@ TEST_F_TIMEOUT(odp_fail, neighbour, 600)
 	EXPECT_EQ(0, rdma_page(_metadata, rdma, &buf, VICTIM).flags);
 	EXPECT_EQ(1, p2p_gpu_resident(&rdma->gpu, victim, P2P_PAGE));
 	EXPECT_EQ(buf.pages - 1, rdma_mapped(_metadata, rdma, &buf));
-	EXPECT_EQ(0U, rdma_moves(_metadata, rdma, &before));
+	EXPECT_EQ(0U, p2p_moves(_metadata, &rdma->gpu, &before));
 	EXPECT_EQ(1U, fail_count(_metadata, &stats));
 
 	/* Now it is needed, and comes home, where it stays */
@@ -172,7 +172,7 @@ TEST_F_TIMEOUT(odp_fail, neighbour, 600)
 	EXPECT_EQ(P2PTEST_PAGE_HOST, page.kind);
 	EXPECT_EQ(PAGE_ALL, page.flags);
 	EXPECT_EQ(buf.pages, rdma_mapped(_metadata, rdma, &buf));
-	EXPECT_EQ(1U, rdma_moves(_metadata, rdma, &before));
+	EXPECT_EQ(1U, p2p_moves(_metadata, &rdma->gpu, &before));
 	EXPECT_EQ(2U, fail_count(_metadata, &stats));
 	EXPECT_EQ((long)buf.pages - 3,
 		  p2p_gpu_resident(&rdma->gpu, buf.p, buf.len));
@@ -225,7 +225,7 @@ static void fail_huge(struct __test_metadata *_metadata, RDMA_SELF *self,
 		}
 	}
 	EXPECT_EQ(pages, rdma_mapped(_metadata, self, &buf));
-	EXPECT_EQ(buf.pages, rdma_moves(_metadata, self, &before));
+	EXPECT_EQ(buf.pages, p2p_moves(_metadata, &self->gpu, &before));
 	EXPECT_EQ(0, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
 	EXPECT_EQ(0, p2p_stats_since(&stats));
 	EXPECT_EQ(pages, stats.pages[p2p_path_reason(self->path)]);
@@ -242,7 +242,7 @@ static void fail_huge(struct __test_metadata *_metadata, RDMA_SELF *self,
 				   pos, sizeof(data));
 		p2p_fill(buf.p + pos, BEFORE, pos, sizeof(data));
 	}
-	EXPECT_EQ(buf.pages, rdma_moves(_metadata, self, &before));
+	EXPECT_EQ(buf.pages, p2p_moves(_metadata, &self->gpu, &before));
 	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
 	rdma_buf_free(_metadata, self, &buf);
 }

@@ -8,9 +8,6 @@
 #include "p2p_rdma.h"
 #include "p2p_nomem.h"
 
-#define FEW	4U	/* pages for DMA, which is slow */
-#define SOME	16U
-
 FIXTURE(odp_nomem)
 {
 	RDMA_SELF odp;
@@ -65,7 +62,7 @@ TEST_F_TIMEOUT(odp_nomem, regions, TIMEOUT_S)
 	int fd;
 
 	for_each_allocation(nomem, "open") {
-		NOMEM_CALL(nomem, fd, rdma_open(0));
+		NOMEM_CALL(nomem, fd, p2p_dev_open(RDMA_DRIVER, 0));
 		if (fd >= 0)
 			close(fd);
 	}
@@ -208,7 +205,7 @@ TEST_F_TIMEOUT(odp_nomem, device_comes, TIMEOUT_S)
 			      p2p_pci_bind(RDMA_DRIVER, self->name, -1));
 		if (ret)
 			ASSERT_EQ(0, p2p_pci_bind(RDMA_DRIVER, self->name, 0));
-		while ((odp->fd = rdma_open(0)) < 0)
+		while ((odp->fd = p2p_dev_open(RDMA_DRIVER, 0)) < 0)
 			p2p_sleep_ms(20);
 	}
 	rdma_buf_init(_metadata, odp, &buf, FEW, BEFORE, MR_ODP_WRITE);

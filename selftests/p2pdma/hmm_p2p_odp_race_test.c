@@ -10,48 +10,17 @@
  */
 #include "p2p_rdma.h"
 
-/*
- * A transfer in a thread of its own. MIDDLE_MS are in the middle of one of
- * LONG_PAGES.
- */
-struct transfer {
-	pthread_t thread;
-	int fd;
-	struct p2p_buf *buf;
-	unsigned char *data;	/* written, or read */
-	bool write;
-	int ret;
+static void *rdma_transfer(void *arg)
+{
+	struct p2p_transfer *t = arg;
+	RDMA_SELF *self = t->self;
 	struct p2ptest_rdma_xfer xfer;
-};
 
-static void *transfer_run(void *arg)
-{
-	struct transfer *t = arg;
-
-	t->ret = rdma_xfer(t->fd, t->buf->handle, t->buf->p, t->data,
-			   t->buf->len, t->write, &t->xfer);
+	t->ret = rdma_xfer(self->fd, t->buf->handle, t->buf->p, t->data,
+			   t->buf->len, t->write, &xfer);
+	t->xfer.done = xfer.done;
+	t->xfer.faults = xfer.faults;
 	return NULL;
-}
-
-/* Returns in the middle of the transfer */
-static void transfer_start(struct __test_metadata *_metadata, RDMA_SELF *self,
-			   struct transfer *t, struct p2p_buf *buf, bool write)
-{
-	t->fd = self->fd;
-	t->buf = buf;
-	t->write = write;
-	t->data = calloc(1, buf->len);
-	ASSERT_NE(NULL, t->data);
-	if (write)
-		p2p_fill(t->data, AFTER, 0, buf->len);
-	ASSERT_EQ(0, pthread_create(&t->thread, NULL, transfer_run, t));
-	p2p_sleep_ms(MIDDLE_MS);
-}
-
-static void transfer_end(struct __test_metadata *_metadata, struct transfer *t)
-{
-	ASSERT_EQ(0, pthread_join(t->thread, NULL));
-	free(t->data);
 }
 
 /*
@@ -61,17 +30,17 @@ static void transfer_end(struct __test_metadata *_metadata, struct transfer *t)
 TEST_F_TIMEOUT(odp, unmap, TIMEOUT_S)
 {
 	struct p2p_buf buf, reuse;
-	struct transfer t = {};
+	struct p2p_transfer t = { .run = rdma_transfer, .self = self };
 
 	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_init(_metadata, self, &reuse, LONG_PAGES, OTHER,
 		      MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, self, &buf);
-	transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	ASSERT_EQ(0, munmap(buf.p, buf.len));
 	/* These take the place of the unmapped ones */
 	rdma_buf_to_vram(_metadata, self, &reuse);
-	ASSERT_EQ(0, pthread_join(t.thread, NULL));
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(-EFAULT, t.ret);
 	EXPECT_LT(0U, t.xfer.done);
 	EXPECT_GT(buf.len, t.xfer.done);
@@ -80,23 +49,22 @@ TEST_F_TIMEOUT(odp, unmap, TIMEOUT_S)
 	p2p_buf_cpu_read(_metadata, &reuse, OTHER);
 	rdma_buf_free(_metadata, self, &reuse);
 	EXPECT_EQ(0, rdma_dereg(self->fd, buf.handle));
-	free(t.data);
 }
 
 /* New memory at an old address gets what is written from now on */
 TEST_F_TIMEOUT(odp, remap, TIMEOUT_S)
 {
 	const size_t hole = 32 * P2P_PAGE, hole_len = 16 * P2P_PAGE;
-	struct transfer t = {};
+	struct p2p_transfer t = { .run = rdma_transfer, .self = self };
 	struct p2p_buf buf;
 
 	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, self, &buf);
-	transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	ASSERT_EQ(buf.p + hole,
 		  mmap(buf.p + hole, hole_len, PROT_READ | PROT_WRITE,
 		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
-	transfer_end(_metadata, &t);
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(0, t.ret);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	rdma_buf_free(_metadata, self, &buf);
@@ -109,17 +77,17 @@ TEST_F_TIMEOUT(odp, remap, TIMEOUT_S)
 TEST_F_TIMEOUT(odp, moved, TIMEOUT_S)
 {
 	const size_t first = 48, nr = LONG_PAGES - first;
-	struct transfer t = {};
+	struct p2p_transfer t = { .run = rdma_transfer, .self = self };
 	struct p2p_buf buf;
 	size_t i;
 
 	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, self, &buf);
-	transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	EXPECT_EQ(self->peer ? (long)nr : 0,
 		  p2p_gpu_to_host(&self->gpu, buf.p + first * P2P_PAGE,
 				  nr * P2P_PAGE));
-	transfer_end(_metadata, &t);
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(0, t.ret);
 	/* All of it at first, and then the rest */
 	if (self->peer)
@@ -137,7 +105,7 @@ TEST_F_TIMEOUT(odp, moved, TIMEOUT_S)
 /* The right to write is taken away: nothing is written from now on */
 TEST_F_TIMEOUT(odp, protect, TIMEOUT_S)
 {
-	struct transfer t = {};
+	struct p2p_transfer t = { .run = rdma_transfer, .self = self };
 	struct p2p_buf buf;
 	unsigned char *copy;
 
@@ -145,10 +113,10 @@ TEST_F_TIMEOUT(odp, protect, TIMEOUT_S)
 	rdma_buf_to_vram(_metadata, self, &buf);
 	copy = malloc(buf.len);
 	ASSERT_NE(NULL, copy);
-	transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	ASSERT_EQ(0, mprotect(buf.p, buf.len, PROT_READ));
 	memcpy(copy, buf.p, buf.len);
-	transfer_end(_metadata, &t);
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(-EPERM, t.ret);
 	EXPECT_EQ(0, memcmp(copy, buf.p, buf.len));
 	p2p_expect_pattern(_metadata, "done", buf.p, AFTER, 0, t.xfer.done);
@@ -341,7 +309,7 @@ TEST_F_TIMEOUT(odp_move, load, TIMEOUT_S)
 {
 	RDMA_SELF *rdma = &self->rdma;
 	struct mover m = { .touch = variant->touch };
-	struct transfer t = {};
+	struct p2p_transfer t = { .run = rdma_transfer, .self = rdma };
 	struct p2p_buf buf;
 	int i, rounds = 0;
 
@@ -350,7 +318,7 @@ TEST_F_TIMEOUT(odp_move, load, TIMEOUT_S)
 	m.buf = &buf;
 	ASSERT_EQ(0, pthread_create(&m.thread, NULL, mover_run, &m));
 	for (i = 0; i < MOST_TRANSFERS && rounds < MOVE_ROUNDS; i++) {
-		transfer_start(_metadata, rdma, &t, &buf, variant->write);
+		p2p_transfer_start(_metadata, &t, &buf, variant->write);
 		ASSERT_EQ(0, pthread_join(t.thread, NULL));
 		EXPECT_EQ(0, t.ret);
 		if (variant->write) {
@@ -374,15 +342,15 @@ TEST_F_TIMEOUT(odp_move, load, TIMEOUT_S)
 /* A region ends while a transfer uses it: the transfer goes on, or fails */
 TEST_F_TIMEOUT(odp, dereg, TIMEOUT_S)
 {
-	struct transfer t = {};
+	struct p2p_transfer t = { .run = rdma_transfer, .self = self };
 	struct p2p_buf buf;
 
 	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, self, &buf);
-	transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	EXPECT_EQ(0, rdma_dereg(self->fd, buf.handle));
 	EXPECT_EQ(-ENOENT, rdma_fault(self->fd, buf.handle, buf.p, 1, 0));
-	transfer_end(_metadata, &t);
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(0, t.ret);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	EXPECT_EQ(0, munmap(buf.p, buf.len));
@@ -394,13 +362,13 @@ TEST_F_TIMEOUT(odp, kill, TIMEOUT_S)
 	pid_t pid = p2p_fork_child(_metadata);
 
 	if (!pid) {
-		struct transfer t = {};
+		struct p2p_transfer t = { .run = rdma_transfer, .self = self };
 		struct p2p_buf buf;
 
 		rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE,
 			      MR_ODP_WRITE);
 		rdma_buf_to_vram(_metadata, self, &buf);
-		transfer_start(_metadata, self, &t, &buf, true);
+		p2p_transfer_start(_metadata, &t, &buf, true);
 		kill(getpid(), SIGKILL);
 	}
 	ASSERT_EQ(pid, waitpid(pid, NULL, 0));
@@ -411,15 +379,15 @@ TEST_F_TIMEOUT(odp, kill, TIMEOUT_S)
 TEST_F_TIMEOUT(odp, unbind, TIMEOUT_S)
 {
 	char name[P2P_PCI_NAME];
-	struct transfer t = {};
+	struct p2p_transfer t = { .run = rdma_transfer, .self = self };
 	struct p2p_buf buf;
 
 	ASSERT_EQ(0, p2p_pci_name(RDMA_DRIVER, 0, name));
 	rdma_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, self, &buf);
-	transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	EXPECT_EQ(0, p2p_pci_unbind(RDMA_DRIVER, name));
-	transfer_end(_metadata, &t);
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(-ENODEV, t.ret);
 	EXPECT_EQ(-ENODEV, rdma_fault(self->fd, buf.handle, buf.p, 1, 0));
 	p2p_expect_pattern(_metadata, "done", buf.p, AFTER, 0, t.xfer.done);
@@ -429,7 +397,7 @@ TEST_F_TIMEOUT(odp, unbind, TIMEOUT_S)
 
 	ASSERT_EQ(0, p2p_pci_bind(RDMA_DRIVER, name, 0));
 	EXPECT_EQ(0, close(self->fd));
-	self->fd = rdma_open(0);
+	self->fd = p2p_dev_open(RDMA_DRIVER, 0);
 	ASSERT_LE(0, self->fd);
 	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, buf.len, MR_ODP_WRITE,
 			      &buf.handle));
@@ -470,18 +438,18 @@ FIXTURE_TEARDOWN_PARENT(odp_silent)
 TEST_F_TIMEOUT(odp_silent, in_flight, TIMEOUT_S)
 {
 	RDMA_SELF *odp = &self->odp;
-	struct transfer t = {};
+	struct p2p_transfer t = { .run = rdma_transfer, .self = odp };
 	struct p2p_buf buf;
 	int command;
 
 	rdma_buf_init(_metadata, odp, &buf, LONG_PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, odp, &buf);
-	transfer_start(_metadata, odp, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	ASSERT_LE(0, p2p_pci_command(self->name, P2P_PCI_MEMORY, 0));
 	/* Waits for the DMA that is in flight */
 	p2p_expect_pattern(_metadata, "last", buf.p + buf.len - P2P_PAGE,
 			   BEFORE, buf.len - P2P_PAGE, P2P_PAGE);
-	transfer_end(_metadata, &t);
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(-EIO, t.ret);
 	command = p2p_pci_command(self->name, 0, 0);
 	ASSERT_LE(0, command);
@@ -493,8 +461,8 @@ TEST_F_TIMEOUT(odp_silent, in_flight, TIMEOUT_S)
 
 	/* It is not trusted again */
 	ASSERT_LE(0, p2p_pci_command(self->name, 0, P2P_PCI_MEMORY));
-	transfer_start(_metadata, odp, &t, &buf, true);
-	transfer_end(_metadata, &t);
+	p2p_transfer_start(_metadata, &t, &buf, true);
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(-EIO, t.ret);
 	EXPECT_EQ(0U, t.xfer.done);
 	rdma_buf_free(_metadata, odp, &buf);

@@ -65,7 +65,8 @@ TEST_F_TIMEOUT(odp_place, transfer, TIMEOUT_S)
 		EXPECT_EQ(PAGE_ALL, page.flags);
 	}
 	EXPECT_EQ(buf.pages, rdma_mapped(_metadata, rdma, &buf));
-	EXPECT_EQ(rdma->peer ? 0 : vram, rdma_moves(_metadata, rdma, &before));
+	EXPECT_EQ(rdma->peer ? 0 : vram,
+		  p2p_moves(_metadata, &rdma->gpu, &before));
 	EXPECT_EQ(rdma->peer ? (long)vram : 0,
 		  p2p_gpu_resident(&rdma->gpu, buf.p, buf.len));
 
@@ -92,7 +93,7 @@ TEST_F_TIMEOUT(odp, pinned, TIMEOUT_S)
 	rdma_buf_to_vram(_metadata, self, &buf);
 	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, buf.len, MR_WRITE, &buf.handle));
 	EXPECT_EQ(0, rdma_dereg(self->fd, odp));
-	EXPECT_EQ(2 * buf.pages, rdma_moves(_metadata, self, &before));
+	EXPECT_EQ(2 * buf.pages, p2p_moves(_metadata, &self->gpu, &before));
 	EXPECT_EQ(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
 	rdma_buf_read(_metadata, self, &buf, BEFORE);
 	rdma_buf_write(_metadata, self, &buf, AFTER);
@@ -114,7 +115,7 @@ static void expect_host_only(struct __test_metadata *_metadata,
 	before = p2p_info(_metadata, &self->gpu);
 	rdma_buf_write(_metadata, self, &buf, AFTER);
 	rdma_expect_pages(_metadata, self, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
-	EXPECT_EQ(buf.pages, rdma_moves(_metadata, self, &before));
+	EXPECT_EQ(buf.pages, p2p_moves(_metadata, &self->gpu, &before));
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	rdma_buf_free(_metadata, self, &buf);
 }
@@ -173,7 +174,7 @@ TEST_F_TIMEOUT(odp, read_only, TIMEOUT_S)
 				     P2PTEST_RDMA_FAULT_WRITE));
 	rdma_buf_read(_metadata, self, &buf, BEFORE);
 	EXPECT_EQ(self->peer ? 0 : buf.pages,
-		  rdma_moves(_metadata, self, &before));
+		  p2p_moves(_metadata, &self->gpu, &before));
 
 	ASSERT_EQ(0, rdma_reg(self->fd, buf.p, buf.len, MR_ODP_WRITE,
 			      &writable));
@@ -230,7 +231,7 @@ TEST_F_TIMEOUT(odp, snapshot, TIMEOUT_S)
 		}
 	}
 	EXPECT_EQ(self->peer ? 12U : 8U, rdma_mapped(_metadata, self, &buf));
-	EXPECT_EQ(0U, rdma_moves(_metadata, self, &before));
+	EXPECT_EQ(0U, p2p_moves(_metadata, &self->gpu, &before));
 	rdma_buf_free(_metadata, self, &buf);
 }
 
@@ -302,7 +303,7 @@ TEST_F_TIMEOUT(odp, huge, TIMEOUT_S)
 	rdma_expect_pages(_metadata, self, &buf, rdma_vram_kind(self),
 			  PAGE_ALL);
 	EXPECT_EQ(self->peer ? 0 : buf.pages,
-		  rdma_moves(_metadata, self, &before));
+		  p2p_moves(_metadata, &self->gpu, &before));
 	/* Left there as a whole, or brought home as a whole */
 	EXPECT_EQ((long)P2P_HUGE, p2p_huge_bytes(buf.p));
 	p2p_fill(data, AFTER, at, sizeof(data));
@@ -476,7 +477,7 @@ TEST_F_TIMEOUT(odp, hugetlb_vram, TIMEOUT_S)
 				P2PTEST_RDMA_FAULT_WRITE));
 	expect_huge(_metadata, self, &buf, 0, true);
 	EXPECT_EQ(1U, rdma_mapped(_metadata, self, &buf));
-	EXPECT_EQ(buf.pages, rdma_moves(_metadata, self, &before));
+	EXPECT_EQ(buf.pages, p2p_moves(_metadata, &self->gpu, &before));
 	expect_huge_access(_metadata, self, &buf, P2P_PAGE - 32);
 	rdma_buf_free(_metadata, self, &buf);
 }
@@ -575,7 +576,7 @@ TEST_F_TIMEOUT(odp_large, scattered, TIMEOUT_S)
 			  page.kind);
 	}
 	EXPECT_EQ(rdma->peer ? 0 : SPOTS / 2,
-		  rdma_moves(_metadata, rdma, &before));
+		  p2p_moves(_metadata, &rdma->gpu, &before));
 	for (i = 0; i < SPOTS; i++) {
 		EXPECT_EQ(0, rdma_xfer(rdma->fd, buf.handle, spot[i] + 16, got,
 				       sizeof(got), false, NULL));
@@ -600,7 +601,7 @@ TEST_F_TIMEOUT(odp, foreign, TIMEOUT_S)
 {
 	struct p2ptest_rdma_page page;
 	struct p2p_buf buf;
-	int other, status;
+	int other;
 	pid_t pid;
 	char c = 0;
 
@@ -629,11 +630,10 @@ TEST_F_TIMEOUT(odp, foreign, TIMEOUT_S)
 		       << 6;
 		_exit(bad);
 	}
-	ASSERT_EQ(pid, waitpid(pid, &status, 0));
-	EXPECT_EQ(0, status);
+	p2p_wait_child(_metadata, pid);
 	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
 
-	other = rdma_open(0);
+	other = p2p_dev_open(RDMA_DRIVER, 0);
 	ASSERT_LE(0, other);
 	EXPECT_EQ(-ENOENT, rdma_xfer(other, buf.handle, buf.p, &c, 1, false,
 				     NULL));
@@ -685,7 +685,7 @@ TEST_F_TIMEOUT(odp, kinds, TIMEOUT_S)
 /* There is an end to regions, and they go with the file */
 TEST_F_TIMEOUT(odp, many, TIMEOUT_S)
 {
-	int other = rdma_open(0), ret = 0, n;
+	int other = p2p_dev_open(RDMA_DRIVER, 0), ret = 0, n;
 	struct p2p_buf buf;
 	__u32 handle;
 
@@ -821,7 +821,7 @@ TEST_F_TIMEOUT(odp_reload, max_transfer, TIMEOUT_S)
 
 	/* Parts of a page that are neither alike nor aligned: five of them. */
 	ASSERT_EQ(0, p2p_driver_reload(RDMA_DRIVER, "max_transfer=1000"));
-	rdma->fd = rdma_open(0);
+	rdma->fd = p2p_dev_open(RDMA_DRIVER, 0);
 	ASSERT_LE(0, rdma->fd);
 	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, rdma, &buf);

@@ -14,16 +14,16 @@ TEST_F_TIMEOUT(p2p, unmap, TIMEOUT_S)
 {
 	const size_t hole = 32 * P2P_PAGE, hole_len = 16 * P2P_PAGE;
 	struct p2p_buf buf, reuse;
-	struct p2p_transfer t;
+	struct p2p_transfer t = { .run = p2p_nic_transfer, .self = self };
 
 	p2p_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE);
 	p2p_buf_init(_metadata, self, &reuse, LONG_PAGES, OTHER);
 	p2p_buf_to_vram(_metadata, self, &buf);
-	p2p_transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	ASSERT_EQ(0, munmap(buf.p + hole, hole_len));
 	/* These take the place of the unmapped ones, and of others */
 	p2p_buf_to_vram(_metadata, self, &reuse);
-	ASSERT_EQ(0, pthread_join(t.thread, NULL));
+	p2p_transfer_end(_metadata, &t);
 
 	EXPECT_EQ(-EFAULT, t.ret);
 	EXPECT_LE(t.xfer.done, hole);
@@ -46,24 +46,23 @@ TEST_F_TIMEOUT(p2p, unmap, TIMEOUT_S)
 TEST_F_TIMEOUT(p2p, remap, TIMEOUT_S)
 {
 	const size_t hole = 32 * P2P_PAGE, hole_len = 16 * P2P_PAGE;
-	struct p2p_transfer t;
+	struct p2p_transfer t = { .run = p2p_nic_transfer, .self = self };
 	struct p2p_buf buf;
 
 	p2p_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE);
 	p2p_buf_to_vram(_metadata, self, &buf);
-	p2p_transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	ASSERT_EQ(buf.p + hole,
 		  mmap(buf.p + hole, hole_len, PROT_READ | PROT_WRITE,
 		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
-	ASSERT_EQ(0, pthread_join(t.thread, NULL));
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(0, t.ret);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 
 	/* The other way: the NIC reads new memory, not what was there */
 	p2p_fill(buf.p, BEFORE, 0, buf.len);
 	p2p_buf_to_vram(_metadata, self, &buf);
-	free(t.data);
-	p2p_transfer_start(_metadata, self, &t, &buf, false);
+	p2p_transfer_start(_metadata, &t, &buf, false);
 	ASSERT_EQ(buf.p + hole,
 		  mmap(buf.p + hole, hole_len, PROT_READ | PROT_WRITE,
 		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
@@ -85,7 +84,7 @@ TEST_F_TIMEOUT(p2p, remap, TIMEOUT_S)
 TEST_F_TIMEOUT(p2p, moved, TIMEOUT_S)
 {
 	const size_t at = 48 * P2P_PAGE, len = 16 * P2P_PAGE;
-	struct p2p_transfer t;
+	struct p2p_transfer t = { .run = p2p_nic_transfer, .self = self };
 	struct p2p_view view;
 	struct p2p_buf buf;
 	int write;
@@ -95,7 +94,7 @@ TEST_F_TIMEOUT(p2p, moved, TIMEOUT_S)
 	p2p_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE);
 	for (write = 0; write < 2; write++) {
 		p2p_buf_to_vram(_metadata, self, &buf);
-		p2p_transfer_start(_metadata, self, &t, &buf, write);
+		p2p_transfer_start(_metadata, &t, &buf, write);
 		EXPECT_EQ(16, p2p_gpu_to_host(&self->gpu, buf.p + at, len));
 		ASSERT_EQ(0, pthread_join(t.thread, NULL));
 		EXPECT_EQ(0, t.ret);
@@ -116,7 +115,7 @@ TEST_F_TIMEOUT(p2p, moved, TIMEOUT_S)
 /* The right to write is taken away: nothing is written from now on */
 TEST_F_TIMEOUT(p2p, protect, TIMEOUT_S)
 {
-	struct p2p_transfer t;
+	struct p2p_transfer t = { .run = p2p_nic_transfer, .self = self };
 	struct p2p_buf buf;
 	unsigned char *copy;
 
@@ -124,10 +123,10 @@ TEST_F_TIMEOUT(p2p, protect, TIMEOUT_S)
 	p2p_buf_to_vram(_metadata, self, &buf);
 	copy = malloc(buf.len);
 	ASSERT_NE(NULL, copy);
-	p2p_transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	ASSERT_EQ(0, mprotect(buf.p, buf.len, PROT_READ));
 	memcpy(copy, buf.p, buf.len);
-	ASSERT_EQ(0, pthread_join(t.thread, NULL));
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(-EPERM, t.ret);
 	EXPECT_LT(0U, t.xfer.done);
 	EXPECT_EQ(0, memcmp(copy, buf.p, buf.len));
@@ -142,7 +141,7 @@ TEST_F_TIMEOUT(p2p, protect, TIMEOUT_S)
 TEST_F_TIMEOUT(p2p, fork, TIMEOUT_S)
 {
 	struct p2p_buf buf;
-	struct p2p_transfer t;
+	struct p2p_transfer t = { .run = p2p_nic_transfer, .self = self };
 	int to_child[2];
 	size_t same, rest;
 	pid_t pid;
@@ -151,7 +150,7 @@ TEST_F_TIMEOUT(p2p, fork, TIMEOUT_S)
 	p2p_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE);
 	p2p_buf_to_vram(_metadata, self, &buf);
 	ASSERT_EQ(0, pipe(to_child));
-	p2p_transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	pid = p2p_fork_child(_metadata);
 	if (!pid) {
 		ASSERT_EQ(1, read(to_child[0], &c, 1));
@@ -163,7 +162,7 @@ TEST_F_TIMEOUT(p2p, fork, TIMEOUT_S)
 				   rest, buf.len - rest);
 		_exit(0);
 	}
-	ASSERT_EQ(0, pthread_join(t.thread, NULL));
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(0, t.ret);
 	ASSERT_EQ(1, write(to_child[1], "", 1));
 	p2p_wait_child(_metadata, pid);
@@ -175,17 +174,17 @@ TEST_F_TIMEOUT(p2p, fork, TIMEOUT_S)
 /* A region ends while a transfer uses it: that completes, and is the last one */
 TEST_F_TIMEOUT(p2p, dereg, TIMEOUT_S)
 {
-	struct p2p_transfer t;
+	struct p2p_transfer t = { .run = p2p_nic_transfer, .self = self };
 	struct p2p_buf buf;
 	char c;
 
 	p2p_buf_init(_metadata, self, &buf, LONG_PAGES, BEFORE);
 	p2p_buf_to_vram(_metadata, self, &buf);
-	p2p_transfer_start(_metadata, self, &t, &buf, true);
+	p2p_transfer_start(_metadata, &t, &buf, true);
 	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
 	EXPECT_EQ(-ENOENT, p2p_nic_read(&self->nic, buf.handle, buf.p, &c, 1,
 					NULL));
-	ASSERT_EQ(0, pthread_join(t.thread, NULL));
+	p2p_transfer_end(_metadata, &t);
 	EXPECT_EQ(0, t.ret);
 	EXPECT_EQ(buf.len, t.xfer.done);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);

@@ -174,10 +174,8 @@ TEST_F_TIMEOUT(p2p_result, reported, TIMEOUT_S)
 
 	p2p_buf_nic_read(_metadata, p2p, &buf, AFTER);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
-	if (child) {
-		kill(child, SIGKILL);
-		ASSERT_EQ(child, waitpid(child, NULL, 0));
-	}
+	if (child)
+		p2p_kill_child(_metadata, child);
 	p2p_buf_free(_metadata, p2p, &buf);
 }
 

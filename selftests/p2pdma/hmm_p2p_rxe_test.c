@@ -18,7 +18,7 @@ TEST_F_TIMEOUT(rxe, rdma_write, TIMEOUT_S)
 	struct rxe_buf buf;
 	__u64 before;
 
-	rxe_buf_init(_metadata, self, &buf, PAGES, ODP);
+	rxe_buf_init(_metadata, self, &buf, PAGES, VERBS_ODP);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	before = rxe_moved_out(_metadata, self);
 	rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
@@ -32,7 +32,7 @@ TEST_F_TIMEOUT(rxe, rdma_read, TIMEOUT_S)
 	struct rxe_buf buf;
 	__u64 before;
 
-	rxe_buf_init(_metadata, self, &buf, PAGES, ODP);
+	rxe_buf_init(_metadata, self, &buf, PAGES, VERBS_ODP);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	before = rxe_moved_out(_metadata, self);
 	rxe_buf_read(_metadata, self, &buf, BEFORE, 0, buf.len);
@@ -48,7 +48,7 @@ TEST_F_TIMEOUT(rxe, mixed, TIMEOUT_S)
 	__u64 before;
 	size_t i;
 
-	rxe_buf_init(_metadata, self, &buf, PAGES, ODP);
+	rxe_buf_init(_metadata, self, &buf, PAGES, VERBS_ODP);
 	ASSERT_EQ(0, madvise(buf.p, 2 * P2P_PAGE, MADV_DONTNEED));
 	for (i = 3; i < buf.pages; i += 2)
 		ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu, buf.p + i * P2P_PAGE,
@@ -56,8 +56,7 @@ TEST_F_TIMEOUT(rxe, mixed, TIMEOUT_S)
 	before = rxe_moved_out(_metadata, self);
 	memset(self->data, 0xff, 2 * P2P_PAGE);
 	rxe_expect_success(_metadata,
-			   rxe_request(_metadata, self, IBV_WR_RDMA_READ,
-				       self->data, self->data_mr, 2 * P2P_PAGE,
+			   rxe_request(self, IBV_WR_RDMA_READ, 2 * P2P_PAGE,
 				       buf.p, buf.mr));
 	EXPECT_EQ(2 * P2P_PAGE, p2p_compare_byte(self->data, 0, 2 * P2P_PAGE));
 	rxe_buf_read(_metadata, self, &buf, BEFORE, 2 * P2P_PAGE,
@@ -73,7 +72,7 @@ TEST_F_TIMEOUT(rxe, part, TIMEOUT_S)
 	struct rxe_buf buf;
 	__u64 before;
 
-	rxe_buf_init(_metadata, self, &buf, PAGES, ODP);
+	rxe_buf_init(_metadata, self, &buf, PAGES, VERBS_ODP);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	before = rxe_moved_out(_metadata, self);
 	rxe_buf_write(_metadata, self, &buf, AFTER, from, to - from);
@@ -95,7 +94,8 @@ TEST_F_TIMEOUT(rxe, unaligned, TIMEOUT_S)
 	struct rxe_buf buf;
 
 	rxe_buf_init(_metadata, self, &buf, PAGES, 0);
-	buf.mr = ibv_reg_mr(self->pd, buf.p + gap, buf.len - 2 * gap, ODP);
+	buf.mr = ibv_reg_mr(self->v.pd, buf.p + gap, buf.len - 2 * gap,
+			    VERBS_ODP);
 	ASSERT_NE(NULL, buf.mr);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	rxe_buf_write(_metadata, self, &buf, AFTER, gap, buf.len - 2 * gap);
@@ -119,13 +119,12 @@ TEST_F_TIMEOUT(rxe, iova, TIMEOUT_S)
 	struct rxe_buf buf;
 
 	rxe_buf_init(_metadata, self, &buf, PAGES, 0);
-	buf.mr = ibv_reg_mr_iova(self->pd, buf.p, buf.len, iova, ODP);
+	buf.mr = ibv_reg_mr_iova(self->v.pd, buf.p, buf.len, iova, VERBS_ODP);
 	ASSERT_NE(NULL, buf.mr);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	p2p_fill(self->data, AFTER, from, len);
 	rxe_expect_success(_metadata,
-			   rxe_request(_metadata, self, IBV_WR_RDMA_WRITE,
-				       self->data, self->data_mr, len, theirs,
+			   rxe_request(self, IBV_WR_RDMA_WRITE, len, theirs,
 				       buf.mr));
 	p2p_expect_pattern(_metadata, "before", buf.p, BEFORE, 0, from);
 	p2p_expect_pattern(_metadata, "written", buf.p + from, AFTER, from,
@@ -139,8 +138,7 @@ TEST_F_TIMEOUT(rxe, iova, TIMEOUT_S)
 				IB_UVERBS_ADVISE_MR_FLAG_FLUSH, &sge));
 	memset(self->data, 0, len);
 	rxe_expect_success(_metadata,
-			   rxe_request(_metadata, self, IBV_WR_RDMA_READ,
-				       self->data, self->data_mr, len, theirs,
+			   rxe_request(self, IBV_WR_RDMA_READ, len, theirs,
 				       buf.mr));
 	p2p_expect_pattern(_metadata, "RDMA read", self->data, AFTER, from, len);
 	rxe_buf_free(_metadata, &buf);
@@ -151,14 +149,14 @@ TEST_F_TIMEOUT(rxe, atomic, TIMEOUT_S)
 	struct rxe_buf buf;
 	__u64 old, before;
 
-	rxe_buf_init(_metadata, self, &buf, 1, ODP | IBV_ACCESS_REMOTE_ATOMIC);
+	rxe_buf_init(_metadata, self, &buf, 1,
+		     VERBS_ODP | IBV_ACCESS_REMOTE_ATOMIC);
 	memcpy(&old, buf.p, sizeof(old));
 	rxe_buf_to_vram(_metadata, self, &buf);
 	before = rxe_moved_out(_metadata, self);
-	rxe_expect_success(_metadata, rxe_request(_metadata, self,
-						  IBV_WR_ATOMIC_FETCH_AND_ADD,
-						  self->data, self->data_mr,
-						  sizeof(old), buf.p, buf.mr));
+	rxe_expect_success(_metadata,
+			   rxe_request(self, IBV_WR_ATOMIC_FETCH_AND_ADD,
+				       sizeof(old), buf.p, buf.mr));
 	rxe_expect_home(_metadata, self, &buf, 1, before);
 	EXPECT_EQ(0, memcmp(&old, self->data, sizeof(old)));
 	old++;
@@ -169,30 +167,20 @@ TEST_F_TIMEOUT(rxe, atomic, TIMEOUT_S)
 /* Local access: a message from VRAM to VRAM */
 TEST_F_TIMEOUT(rxe, send_receive, TIMEOUT_S)
 {
-	struct ibv_recv_wr *bad, wr = { .num_sge = 1 };
 	struct rxe_buf from, to;
-	struct ibv_sge sge;
 	__u64 before;
 
-	rxe_buf_init(_metadata, self, &from, PAGES, ODP);
-	rxe_buf_init(_metadata, self, &to, PAGES, ODP);
+	rxe_buf_init(_metadata, self, &from, PAGES, VERBS_ODP);
+	rxe_buf_init(_metadata, self, &to, PAGES, VERBS_ODP);
 	memset(to.p, 0, to.len);
 	rxe_buf_to_vram(_metadata, self, &from);
 	rxe_buf_to_vram(_metadata, self, &to);
 	before = rxe_moved_out(_metadata, self);
-
-	sge = (struct ibv_sge){
-		.addr = (uintptr_t)to.p,
-		.length = to.len,
-		.lkey = to.mr->lkey,
-	};
-	wr.sg_list = &sge;
-	ASSERT_EQ(0, ibv_post_recv(self->qp[1], &wr, &bad));
-	/* Two completions: sent, and received */
 	rxe_expect_success(_metadata,
-			   rxe_request(_metadata, self, IBV_WR_SEND, from.p,
-				       from.mr, from.len, NULL, NULL));
-	rxe_expect_success(_metadata, rxe_complete(self));
+			   verbs_do(&self->link, IBV_WR_SEND,
+				    (struct verbs_end){ from.p, from.mr },
+				    (struct verbs_end){ to.p, to.mr },
+				    from.len));
 	rxe_expect_home(_metadata, self, &from, 2 * PAGES, before);
 	rxe_expect_home(_metadata, self, &to, 2 * PAGES, before);
 	p2p_expect_pattern(_metadata, "CPU", to.p, BEFORE, 0, to.len);
@@ -211,7 +199,7 @@ TEST_F_TIMEOUT(rxe, register_in_vram, TIMEOUT_S)
 	rxe_buf_init(_metadata, self, &buf, PAGES, 0);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	before = rxe_moved_out(_metadata, self);
-	buf.mr = ibv_reg_mr(self->pd, buf.p, buf.len, ODP);
+	buf.mr = ibv_reg_mr(self->v.pd, buf.p, buf.len, VERBS_ODP);
 	ASSERT_NE(NULL, buf.mr);
 	EXPECT_EQ((long)buf.pages,
 		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
@@ -228,7 +216,7 @@ TEST_F_TIMEOUT(rxe, prefetch, TIMEOUT_S)
 	struct ibv_sge sge;
 	__u64 before;
 
-	rxe_buf_init(_metadata, self, &buf, PAGES, ODP);
+	rxe_buf_init(_metadata, self, &buf, PAGES, VERBS_ODP);
 	sge = (struct ibv_sge){
 		.addr = (uintptr_t)buf.p,
 		.length = buf.len,
@@ -275,7 +263,7 @@ TEST_F_TIMEOUT(rxe, pinned, TIMEOUT_S)
 	rxe_buf_init(_metadata, self, &buf, PAGES, 0);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	before = rxe_moved_out(_metadata, self);
-	buf.mr = ibv_reg_mr(self->pd, buf.p, buf.len, REMOTE);
+	buf.mr = ibv_reg_mr(self->v.pd, buf.p, buf.len, VERBS_REMOTE);
 	ASSERT_NE(NULL, buf.mr);
 	rxe_expect_home(_metadata, self, &buf, buf.pages, before);
 	EXPECT_EQ(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
@@ -294,7 +282,7 @@ TEST_F_TIMEOUT(rxe, again, TIMEOUT_S)
 	__u64 i;
 
 	ASSERT_NE(NULL, data);
-	rxe_buf_init(_metadata, self, &buf, PAGES, ODP);
+	rxe_buf_init(_metadata, self, &buf, PAGES, VERBS_ODP);
 	for (i = 0; i < 4; i++) {
 		rxe_buf_to_vram(_metadata, self, &buf);
 		p2p_fill(data, GPU + i, 0, buf.len);
@@ -323,7 +311,7 @@ TEST_F_TIMEOUT(rxe, huge, TIMEOUT_S)
 	p2p_fill(buf.p, BEFORE, 0, buf.len);
 	if (p2p_huge_bytes(buf.p) != (long)P2P_HUGE)
 		SKIP(return, "the kernel gives no huge pages");
-	buf.mr = ibv_reg_mr(self->pd, buf.p, buf.len, ODP);
+	buf.mr = ibv_reg_mr(self->v.pd, buf.p, buf.len, VERBS_ODP);
 	ASSERT_NE(NULL, buf.mr);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	ASSERT_EQ((long)P2P_HUGE, p2p_huge_bytes(buf.p));
@@ -369,7 +357,7 @@ TEST_F_TIMEOUT(rxe, race, TIMEOUT_S)
 	struct mover m = { .self = self, .buf = &buf };
 	__u64 i;
 
-	rxe_buf_init(_metadata, self, &buf, PAGES, ODP);
+	rxe_buf_init(_metadata, self, &buf, PAGES, VERBS_ODP);
 	ASSERT_EQ(0, pthread_create(&m.thread, NULL, mover_run, &m));
 	for (i = 0; i < 30; i++) {
 		rxe_buf_write(_metadata, self, &buf, AFTER + i, 0, buf.len);
@@ -387,14 +375,13 @@ TEST_F_TIMEOUT(rxe, unmapped, TIMEOUT_S)
 {
 	struct rxe_buf buf;
 
-	rxe_buf_init(_metadata, self, &buf, PAGES, ODP);
+	rxe_buf_init(_metadata, self, &buf, PAGES, VERBS_ODP);
 	rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
 	rxe_buf_to_vram(_metadata, self, &buf);
 	ASSERT_EQ(0, munmap(buf.p, buf.len));
 	p2p_fill(self->data, GPU, 0, buf.len);
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
-		  rxe_request(_metadata, self, IBV_WR_RDMA_READ, self->data,
-			      self->data_mr, buf.len, buf.p, buf.mr));
+		  rxe_request(self, IBV_WR_RDMA_READ, buf.len, buf.p, buf.mr));
 	p2p_expect_pattern(_metadata, "nothing", self->data, GPU, 0, buf.len);
 	EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
 }

@@ -191,14 +191,8 @@ FIXTURE_SETUP(p2p)
 		SKIP(return, "no test GPU: no /dev/" P2P_GPU_DRIVER "<N>");
 	if (!p2p_nic_count())
 		SKIP(return, "no test NIC: no /dev/" P2P_NIC_DRIVER "<N>");
-	ASSERT_EQ(0, p2p_gpu_open(&self->gpu, 0));
+	p2p_gpu_setup(_metadata, &self->gpu, &self->info);
 	ASSERT_EQ(0, p2p_nic_open(&self->nic, 0));
-
-	ASSERT_EQ(0, p2p_gpu_info(&self->gpu, &self->info));
-	ASSERT_EQ(0U, self->info.pages_used)
-		TH_LOG("something else uses the test GPU");
-	ASSERT_EQ(0, p2p_gpu_inject(&self->gpu, false));
-	ASSERT_EQ(0, p2p_gpu_window(&self->gpu, 0, self->info.vram_size));
 	self->has_p2p = !p2p_policy_set("auto");
 	self->path = path;
 	if (path == P2P_EXPECT_UNKNOWN)
@@ -214,62 +208,23 @@ FIXTURE_SETUP(p2p)
  */
 FIXTURE_TEARDOWN_PARENT(p2p)
 {
-	struct p2p_gpu gpu;
-
 	if (self->has_p2p)
 		EXPECT_EQ(0, p2p_policy_set("auto"));
-	EXPECT_EQ(0, p2p_gpu_open(&gpu, 0)) {
-		TH_LOG("the test GPU has not come back");
-		return;
-	}
-	EXPECT_EQ(0, p2p_gpu_inject(&gpu, false));
-	EXPECT_EQ(0, p2p_gpu_wait_used(&gpu, 0)) {
-		TH_LOG("pages of VRAM are still in use: %llu",
-		       p2p_info(_metadata, &gpu).pages_used);
-	}
-	EXPECT_EQ(0, p2p_gpu_window(&gpu, self->info.window_start,
-				    self->info.window_size));
-	p2p_gpu_close(&gpu);
+	p2p_gpu_teardown(_metadata, &self->info);
 }
 
-/* A transfer of a whole buffer in a thread of its own, for somebody to disturb */
-struct p2p_transfer {
-	pthread_t thread;
-	const struct p2p_nic *nic;
-	struct p2p_buf *buf;
-	unsigned char *data;	/* written, or read */
-	bool write;
-	int ret;
-	struct p2ptest_nic_xfer xfer;
-};
-
-static inline void *p2p_transfer_run(void *arg)
+static inline void *p2p_nic_transfer(void *arg)
 {
 	struct p2p_transfer *t = arg;
+	P2P_SELF *self = t->self;
 
 	if (t->write)
-		t->ret = p2p_nic_write(t->nic, t->buf->handle, t->buf->p,
+		t->ret = p2p_nic_write(&self->nic, t->buf->handle, t->buf->p,
 				       t->data, t->buf->len, &t->xfer);
 	else
-		t->ret = p2p_nic_read(t->nic, t->buf->handle, t->buf->p,
+		t->ret = p2p_nic_read(&self->nic, t->buf->handle, t->buf->p,
 				      t->data, t->buf->len, &t->xfer);
 	return NULL;
-}
-
-/* Returns in the middle of the transfer */
-static inline void p2p_transfer_start(struct __test_metadata *_metadata,
-				      P2P_SELF *self, struct p2p_transfer *t,
-				      struct p2p_buf *buf, bool write)
-{
-	t->nic = &self->nic;
-	t->buf = buf;
-	t->write = write;
-	t->data = calloc(1, buf->len);
-	ASSERT_NE(NULL, t->data);
-	if (write)
-		p2p_fill(t->data, AFTER, 0, buf->len);
-	ASSERT_EQ(0, pthread_create(&t->thread, NULL, p2p_transfer_run, t));
-	p2p_sleep_ms(MIDDLE_MS);
 }
 
 #endif /* P2P_FIXTURE_H */

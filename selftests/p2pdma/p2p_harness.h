@@ -179,6 +179,39 @@ static inline __u64 p2p_moves(struct __test_metadata *_metadata,
 	       from->migrated_out;
 }
 
+/* Test GPU 0, which nobody else uses, with all of its VRAM in the window */
+static inline void p2p_gpu_setup(struct __test_metadata *_metadata,
+				 struct p2p_gpu *gpu,
+				 struct p2ptest_gpu_info *info)
+{
+	ASSERT_EQ(0, p2p_gpu_open(gpu, 0));
+	ASSERT_EQ(0, p2p_gpu_info(gpu, info));
+	ASSERT_EQ(0U, info->pages_used)
+		TH_LOG("something else uses the test GPU");
+	ASSERT_EQ(0, p2p_gpu_inject(gpu, false));
+	ASSERT_EQ(0, p2p_gpu_window(gpu, 0, info->vram_size));
+}
+
+/* Put back what p2p_gpu_setup() found, when no page of VRAM is in use any more */
+static inline void p2p_gpu_teardown(struct __test_metadata *_metadata,
+				    const struct p2ptest_gpu_info *info)
+{
+	struct p2p_gpu gpu;
+
+	EXPECT_EQ(0, p2p_gpu_open(&gpu, 0)) {
+		TH_LOG("the test GPU has not come back");
+		return;
+	}
+	EXPECT_EQ(0, p2p_gpu_inject(&gpu, false));
+	EXPECT_EQ(0, p2p_gpu_wait_used(&gpu, 0)) {
+		TH_LOG("pages of VRAM are still in use: %llu",
+		       p2p_info(_metadata, &gpu).pages_used);
+	}
+	EXPECT_EQ(0, p2p_gpu_window(&gpu, info->window_start,
+				    info->window_size));
+	p2p_gpu_close(&gpu);
+}
+
 /*
  * Unload a driver, for a test that loads it with other parameters; false if that
  * cannot be done, and the test is skipped
@@ -226,6 +259,50 @@ static inline void p2p_wait_child(struct __test_metadata *_metadata, pid_t pid)
 
 	ASSERT_EQ(pid, waitpid(pid, &status, 0));
 	EXPECT_EQ(0, status);
+}
+
+static inline void p2p_kill_child(struct __test_metadata *_metadata, pid_t pid)
+{
+	int status;
+
+	ASSERT_EQ(0, kill(pid, SIGKILL));
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_TRUE(WIFSIGNALED(status))
+		TH_LOG("it had finished before it was killed");
+}
+
+/* A transfer of a whole buffer in a thread of its own, for somebody to disturb */
+struct p2p_transfer {
+	pthread_t thread;
+	void *(*run)(void *transfer);
+	void *self;		/* the fixture that @run uses */
+	struct p2p_buf *buf;
+	unsigned char *data;	/* written, or read */
+	bool write;
+	int ret;
+	struct p2ptest_nic_xfer xfer;
+};
+
+/* Returns in the middle of the transfer */
+static inline void p2p_transfer_start(struct __test_metadata *_metadata,
+				      struct p2p_transfer *t,
+				      struct p2p_buf *buf, bool write)
+{
+	t->buf = buf;
+	t->write = write;
+	t->data = calloc(1, buf->len);
+	ASSERT_NE(NULL, t->data);
+	if (write)
+		p2p_fill(t->data, AFTER, 0, buf->len);
+	ASSERT_EQ(0, pthread_create(&t->thread, NULL, t->run, t));
+	p2p_sleep_ms(MIDDLE_MS);
+}
+
+static inline void p2p_transfer_end(struct __test_metadata *_metadata,
+				    struct p2p_transfer *t)
+{
+	ASSERT_EQ(0, pthread_join(t->thread, NULL));
+	free(t->data);
 }
 
 #endif /* P2P_HARNESS_H */

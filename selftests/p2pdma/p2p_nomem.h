@@ -15,6 +15,10 @@
 /* A step that has more has no end */
 #define NOMEM_MAX	4000U
 
+/* Pages of a buffer: DMA is slow */
+#define FEW	4U
+#define SOME	16U
+
 struct nomem {
 	int fd;
 	unsigned int n;		/* the allocation that is to fail now */

@@ -224,24 +224,6 @@ static inline void rdma_expect_pages(struct __test_metadata *_metadata,
 		  rdma_mapped(_metadata, self, buf));
 }
 
-/* Pages that moved in either direction since @from */
-static inline __u64 rdma_moves(struct __test_metadata *_metadata,
-			       RDMA_SELF *self,
-			       const struct p2ptest_gpu_info *from)
-{
-	return p2p_moves(_metadata, &self->gpu, from);
-}
-
-static inline int rdma_open(int id)
-{
-	char path[64];
-	int fd;
-
-	snprintf(path, sizeof(path), "/dev/" RDMA_DRIVER "%d", id);
-	fd = open(path, O_RDWR | O_CLOEXEC);
-	return fd < 0 ? -errno : fd;
-}
-
 /* Ask the system itself, because nobody told */
 static inline enum p2p_expect rdma_probe(struct __test_metadata *_metadata,
 					 RDMA_SELF *self)
@@ -271,15 +253,11 @@ FIXTURE_SETUP(odp)
 		TH_LOG("P2PTEST_EXPECT is not understood");
 	if (!p2p_gpu_count())
 		SKIP(return, "no test GPU: no /dev/" P2P_GPU_DRIVER "<N>");
-	self->fd = rdma_open(0);
+	self->fd = p2p_dev_open(RDMA_DRIVER, 0);
 	if (self->fd == -ENOENT)
 		SKIP(return, "no test RDMA device: no /dev/" RDMA_DRIVER "<N>");
 	ASSERT_LE(0, self->fd);
-	ASSERT_EQ(0, p2p_gpu_open(&self->gpu, 0));
-	ASSERT_EQ(0, p2p_gpu_info(&self->gpu, &self->info));
-	ASSERT_EQ(0U, self->info.pages_used)
-		TH_LOG("something else uses the test GPU");
-	ASSERT_EQ(0, p2p_gpu_window(&self->gpu, 0, self->info.vram_size));
+	p2p_gpu_setup(_metadata, &self->gpu, &self->info);
 	self->has_p2p = !p2p_policy_set("auto");
 	self->path = path;
 	if (path == P2P_EXPECT_UNKNOWN)
@@ -290,16 +268,9 @@ FIXTURE_SETUP(odp)
 /* In the parent: the memory of the process under test has gone by now */
 FIXTURE_TEARDOWN_PARENT(odp)
 {
-	struct p2p_gpu gpu;
-
 	if (self->has_p2p)
 		EXPECT_EQ(0, p2p_policy_set("auto"));
-	ASSERT_EQ(0, p2p_gpu_open(&gpu, 0));
-	EXPECT_EQ(0, p2p_gpu_wait_used(&gpu, 0)) {
-		TH_LOG("pages of VRAM are still in use: %llu",
-		       p2p_info(_metadata, &gpu).pages_used);
-	}
-	p2p_gpu_close(&gpu);
+	p2p_gpu_teardown(_metadata, &self->info);
 }
 
 #endif /* P2P_RDMA_H */

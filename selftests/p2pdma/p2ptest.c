@@ -223,7 +223,7 @@ int p2p_ioctl(int fd, unsigned long cmd, void *arg)
 	return 0;
 }
 
-static int dev_open(const char *driver, int id)
+int p2p_dev_open(const char *driver, int id)
 {
 	char path[64];
 
@@ -257,7 +257,7 @@ int p2p_gpu_count(void)
 int p2p_gpu_open(struct p2p_gpu *gpu, int id)
 {
 	gpu->id = id;
-	gpu->fd = dev_open(P2P_GPU_DRIVER, id);
+	gpu->fd = p2p_dev_open(P2P_GPU_DRIVER, id);
 	return gpu->fd < 0 ? gpu->fd : 0;
 }
 
@@ -416,7 +416,7 @@ int p2p_nic_count(void)
 int p2p_nic_open(struct p2p_nic *nic, int id)
 {
 	nic->id = id;
-	nic->fd = dev_open(P2P_NIC_DRIVER, id);
+	nic->fd = p2p_dev_open(P2P_NIC_DRIVER, id);
 	return nic->fd < 0 ? nic->fd : 0;
 }
 

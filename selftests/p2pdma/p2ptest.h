@@ -35,7 +35,8 @@
 #define P2P_GPU_DRIVER	"p2ptest_gpu"
 #define P2P_NIC_DRIVER	"p2ptest_nic"
 
-/* Device nodes of a driver */
+/* Device nodes of a driver: a file of one, or a negative errno; how many there are */
+int p2p_dev_open(const char *driver, int id);
 int p2p_dev_count(const char *driver);
 
 /*

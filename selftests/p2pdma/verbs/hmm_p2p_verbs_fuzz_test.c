@@ -701,24 +701,6 @@ static void attacker(struct __test_metadata *_metadata, SELF *self,
 	_exit(0);
 }
 
-/* Who comes now finds a device that is as good as before */
-static void works(struct __test_metadata *_metadata, VERBS_SELF *verbs)
-{
-	struct ibv_device_attr attr;
-	struct verbs_buf buf, data;
-	VERBS_SELF own;
-
-	verbs_own(_metadata, verbs, &own);
-	EXPECT_EQ(0, ibv_query_device(own.v.ctx, &attr));
-	verbs_buf_init(_metadata, &own, &buf, PAGES, BEFORE, VERBS_ODP);
-	verbs_buf_init(_metadata, &own, &data, PAGES, OTHER, VERBS_REMOTE);
-	verbs_buf_to_vram(_metadata, &own, &buf);
-	verbs_copy(_metadata, &own, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0, buf.len);
-	verbs_buf_check(_metadata, &own, &buf);
-	verbs_buf_free(_metadata, &buf);
-	verbs_buf_free(_metadata, &data);
-}
-
 static void attack(struct __test_metadata *_metadata, SELF *self,
 		   int (*call)(struct attacker *a, bool near))
 {
@@ -737,7 +719,7 @@ static void attack(struct __test_metadata *_metadata, SELF *self,
 	}
 	store(shared->end, true);
 	p2p_wait_child(_metadata, self->victim);
-	works(_metadata, &self->verbs);
+	verbs_works(_metadata, &self->verbs);
 	TH_LOG("%lu calls; %lu of any bits and %lu nearly right ones succeeded",
 	       shared->calls, shared->good[0], shared->good[1]);
 	for (err = 1; err <= NOT_SUPPORTED; err++)

@@ -25,12 +25,6 @@
 /* What the pages before and after a buffer hold */
 #define GUARD	400
 
-/*
- * The kernel ends a page fault with an error if its memory has not stayed where
- * it is for so long (HMM_RANGE_DEFAULT_TIMEOUT)
- */
-#define FAULT_MS	1000
-
 FIXTURE(verbs_gpu)
 {
 	struct verbs v;
@@ -675,28 +669,11 @@ static void *mover_run(void *arg)
 	return NULL;
 }
 
-/*
- * While pages move, a page fault may run out of time on a busy machine: then
- * this repeats the transfer. An error that comes sooner has another cause.
- */
-static int transfer_again(SELF *self, enum ibv_wr_opcode op,
-			  struct region *data, struct region *r)
+static int transfer_moving(SELF *self, enum ibv_wr_opcode op,
+			   struct region *data, struct region *r)
 {
-	__u64 start;
-	int status;
-
-	for (;;) {
-		start = p2p_now_ms();
-		status = transfer(self, op, data, r, 0, r->buf.len);
-		if (status != IBV_WC_REM_ACCESS_ERR &&
-		    status != IBV_WC_REM_OP_ERR)
-			return status;
-		if (p2p_now_ms() - start < FAULT_MS)
-			return status;
-		if (verbs_unlink(&self->link) ||
-		    verbs_link(&self->v, &self->link))
-			return status;
-	}
+	return verbs_do_moving(&self->v, &self->link, op, at(data, 0), at(r, 0),
+			       r->buf.len, NULL);
 }
 
 TEST_F_TIMEOUT(verbs_gpu, moves, TIMEOUT_S)
@@ -712,12 +689,12 @@ TEST_F_TIMEOUT(verbs_gpu, moves, TIMEOUT_S)
 	ASSERT_EQ(0, pthread_create(&m.thread, NULL, mover_run, &m));
 	for (i = 0; i < count && !_metadata->exit_code; i++) {
 		p2p_fill(data.buf.p, AFTER + i, 0, data.buf.len);
-		status = transfer_again(self, IBV_WR_RDMA_WRITE, &data, &r);
+		status = transfer_moving(self, IBV_WR_RDMA_WRITE, &data, &r);
 		EXPECT_EQ(IBV_WC_SUCCESS, status) {
 			TH_LOG("NIC write: %s", verbs_str(status));
 		}
 		memset(data.buf.p, 0, data.buf.len);
-		status = transfer_again(self, IBV_WR_RDMA_READ, &data, &r);
+		status = transfer_moving(self, IBV_WR_RDMA_READ, &data, &r);
 		EXPECT_EQ(IBV_WC_SUCCESS, status) {
 			TH_LOG("NIC read: %s", verbs_str(status));
 		}

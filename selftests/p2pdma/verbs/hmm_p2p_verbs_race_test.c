@@ -346,9 +346,8 @@ TEST_F_TIMEOUT(verbs, processes, TIMEOUT_S)
 /* Nothing of it stays; the fixture looks after VRAM */
 TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 {
-	struct verbs_buf buf, data;
 	struct traffic t = { };
-	int to_parent[2], status;
+	int to_parent[2];
 	VERBS_SELF own;
 	pid_t pid;
 	char c;
@@ -368,21 +367,10 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 		_exit(1);
 	}
 	ASSERT_EQ(1, read(to_parent[0], &c, 1));
-	ASSERT_EQ(0, kill(pid, SIGKILL));
-	ASSERT_EQ(pid, waitpid(pid, &status, 0));
-	EXPECT_TRUE(WIFSIGNALED(status))
-		TH_LOG("its transfers had failed before it was killed");
+	p2p_kill_child(_metadata, pid);
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
 
-	/* The devices are as good as before */
-	verbs_buf_init(_metadata, self, &buf, PAGES, BEFORE, VERBS_ODP);
-	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
-	verbs_buf_to_vram(_metadata, self, &buf);
-	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
-		   buf.len);
-	verbs_buf_check(_metadata, self, &buf);
-	verbs_buf_free(_metadata, &buf);
-	verbs_buf_free(_metadata, &data);
+	verbs_works(_metadata, self);
 }
 
 FIXTURE(verbs_unbind)
@@ -460,21 +448,12 @@ TEST_F_TIMEOUT(verbs_unbind, gpu, TIMEOUT_S)
 /* It takes its time, and then is as good as before */
 static void nic_is_back(struct __test_metadata *_metadata, VERBS_SELF *verbs)
 {
-	struct verbs_buf buf, data;
-	VERBS_SELF own;
+	struct verbs v;
 	int i;
 
-	for (i = 0; i < BIND_MS / 100 && verbs_open(&own.v); i++)
+	for (i = 0; i < BIND_MS / 100 && verbs_open(&v); i++)
 		p2p_sleep_ms(100);
-	verbs_own(_metadata, verbs, &own);
-	verbs_buf_init(_metadata, &own, &buf, PAGES, BEFORE, VERBS_ODP);
-	verbs_buf_init(_metadata, &own, &data, PAGES, OTHER, VERBS_REMOTE);
-	verbs_buf_to_vram(_metadata, &own, &buf);
-	verbs_copy(_metadata, &own, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
-		   buf.len);
-	verbs_buf_check(_metadata, &own, &buf);
-	verbs_buf_free(_metadata, &buf);
-	verbs_buf_free(_metadata, &data);
+	verbs_works(_metadata, verbs);
 }
 
 /*
@@ -508,8 +487,7 @@ TEST_F_TIMEOUT(verbs_unbind, nic, TIMEOUT_S)
 	ASSERT_EQ(0, p2p_pci_unbind(NIC_DRIVER, self->nic));
 	p2p_sleep_ms(100);
 	EXPECT_EQ(0, waitpid(pid, NULL, WNOHANG));
-	ASSERT_EQ(0, kill(pid, SIGKILL));
-	ASSERT_EQ(pid, waitpid(pid, NULL, 0));
+	p2p_kill_child(_metadata, pid);
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->verbs.gpu, 0));
 
 	ASSERT_EQ(0, p2p_pci_bind(NIC_DRIVER, self->nic, -1));

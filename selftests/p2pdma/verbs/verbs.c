@@ -288,6 +288,28 @@ int verbs_do(struct verbs_link *link, enum ibv_wr_opcode op,
 	return ret;
 }
 
+int verbs_do_moving(const struct verbs *v, struct verbs_link *link,
+		    enum ibv_wr_opcode op, struct verbs_end mine,
+		    struct verbs_end theirs, size_t len, unsigned int *late)
+{
+	__u64 start;
+	int status;
+
+	for (;;) {
+		start = p2p_now_ms();
+		status = verbs_do(link, op, mine, theirs, len);
+		if (status != IBV_WC_REM_ACCESS_ERR &&
+		    status != IBV_WC_REM_OP_ERR && status != IBV_WC_LOC_PROT_ERR)
+			return status;
+		if (p2p_now_ms() - start < FAULT_MS)
+			return status;
+		if (verbs_unlink(link) || verbs_link(v, link))
+			return status;
+		if (late)
+			(*late)++;
+	}
+}
+
 const char *verbs_str(int status)
 {
 	return status < 0 ? strerror(-status) : ibv_wc_status_str(status);

@@ -18,6 +18,12 @@
 /* Emulated devices are slow; one that has lost a request is slower */
 #define VERBS_WAIT_MS	30000
 
+/*
+ * The kernel ends a page fault with an error if its memory has not stayed where
+ * it is for so long (HMM_RANGE_DEFAULT_TIMEOUT)
+ */
+#define FAULT_MS	1000
+
 /* What regions allow */
 #define VERBS_REMOTE	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | \
 			 IBV_ACCESS_REMOTE_WRITE)
@@ -70,7 +76,15 @@ int verbs_wait(struct verbs_link *link, int side);
 /* Both, and the completion of the receive if the message was sent well */
 int verbs_do(struct verbs_link *link, enum ibv_wr_opcode op,
 	     struct verbs_end mine, struct verbs_end theirs, size_t len);
-/* What these three return, in words */
+/*
+ * While pages move, a page fault may run out of time on a busy machine: then
+ * this repeats the transfer, and counts it in @late unless that is NULL. An error
+ * that comes sooner has another cause.
+ */
+int verbs_do_moving(const struct verbs *v, struct verbs_link *link,
+		    enum ibv_wr_opcode op, struct verbs_end mine,
+		    struct verbs_end theirs, size_t len, unsigned int *late);
+/* What these return, in words */
 const char *verbs_str(int status);
 
 #endif /* VERBS_H */

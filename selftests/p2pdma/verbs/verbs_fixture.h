@@ -24,12 +24,6 @@
 
 #define PAGES	16UL
 
-/*
- * The kernel ends a page fault with an error if its memory has not stayed where
- * it is for so long (HMM_RANGE_DEFAULT_TIMEOUT)
- */
-#define FAULT_MS	1000
-
 FIXTURE(verbs)
 {
 	struct verbs v;
@@ -168,10 +162,10 @@ static inline void verbs_same(struct __test_metadata *_metadata,
 			      const char *who, const unsigned char *want,
 			      const unsigned char *seen, size_t len)
 {
-	size_t i;
+	size_t i = memcmp(want, seen, len) ? 0 : len;
 
-	for (i = 0; i < len && want[i] == seen[i]; i++)
-		;
+	while (i < len && want[i] == seen[i])
+		i++;
 	EXPECT_EQ(len, i) {
 		TH_LOG("%s: page %zu, byte %zu is %#x and not %#x", who,
 		       i / P2P_PAGE, i % P2P_PAGE, seen[i], want[i]);
@@ -253,35 +247,6 @@ static inline void verbs_copy(struct __test_metadata *_metadata,
 						 read ? src : dst, len));
 	memcpy(to->want + P2P_PAGE + to_pos, from->want + P2P_PAGE + from_pos,
 	       len);
-}
-
-/*
- * While pages move, a page fault may run out of time on a busy machine: then
- * this repeats the transfer, and counts it in @late unless that is NULL. An error
- * that comes sooner has another cause.
- */
-static inline int verbs_do_moving(const struct verbs *v,
-				  struct verbs_link *link,
-				  enum ibv_wr_opcode op, struct verbs_end mine,
-				  struct verbs_end theirs, size_t len,
-				  unsigned int *late)
-{
-	__u64 start;
-	int status;
-
-	for (;;) {
-		start = p2p_now_ms();
-		status = verbs_do(link, op, mine, theirs, len);
-		if (status != IBV_WC_REM_ACCESS_ERR &&
-		    status != IBV_WC_REM_OP_ERR && status != IBV_WC_LOC_PROT_ERR)
-			return status;
-		if (p2p_now_ms() - start < FAULT_MS)
-			return status;
-		if (verbs_unlink(link) || verbs_link(v, link))
-			return status;
-		if (late)
-			(*late)++;
-	}
 }
 
 /* Where things were before a transfer */
@@ -380,11 +345,7 @@ FIXTURE_SETUP(verbs)
 	ASSERT_EQ(0, verbs_link(&self->v, &self->link));
 	if (self->no_gpu)
 		return;
-	ASSERT_EQ(0, p2p_gpu_open(&self->gpu, 0));
-	ASSERT_EQ(0, p2p_gpu_info(&self->gpu, &self->info));
-	ASSERT_EQ(0U, self->info.pages_used)
-		TH_LOG("something else uses the test GPU");
-	ASSERT_EQ(0, p2p_gpu_window(&self->gpu, 0, self->info.vram_size));
+	p2p_gpu_setup(_metadata, &self->gpu, &self->info);
 	self->has_p2p = !p2p_policy_set("auto");
 	self->path = path;
 	if (path == P2P_EXPECT_UNKNOWN && !self->v.software)
@@ -396,18 +357,11 @@ FIXTURE_SETUP(verbs)
 /* In the parent: memory and regions of the process under test have gone by now */
 FIXTURE_TEARDOWN_PARENT(verbs)
 {
-	struct p2p_gpu gpu;
-
-	if (self->no_gpu || !p2p_gpu_count())
+	if (self->no_gpu)
 		return;
 	if (self->has_p2p)
 		EXPECT_EQ(0, p2p_policy_set("auto"));
-	ASSERT_EQ(0, p2p_gpu_open(&gpu, 0));
-	EXPECT_EQ(0, p2p_gpu_wait_used(&gpu, 0)) {
-		TH_LOG("pages of VRAM are still in use: %llu",
-		       p2p_info(_metadata, &gpu).pages_used);
-	}
-	p2p_gpu_close(&gpu);
+	p2p_gpu_teardown(_metadata, &self->info);
 }
 
 /* For a process of its own, with its own memory, regions and queue pairs */
@@ -419,6 +373,26 @@ static inline void verbs_own(struct __test_metadata *_metadata,
 	ASSERT_EQ(NULL, verbs_open(&own->v));
 	ASSERT_EQ(0, verbs_link(&own->v, &own->link));
 	ASSERT_EQ(0, p2p_gpu_open(&own->gpu, 0));
+}
+
+/* Who comes now finds a device that is as good as before */
+static inline void verbs_works(struct __test_metadata *_metadata,
+			       VERBS_SELF *self)
+{
+	struct ibv_device_attr attr;
+	struct verbs_buf buf, data;
+	VERBS_SELF own;
+
+	verbs_own(_metadata, self, &own);
+	EXPECT_EQ(0, ibv_query_device(own.v.ctx, &attr));
+	verbs_buf_init(_metadata, &own, &buf, PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_init(_metadata, &own, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_to_vram(_metadata, &own, &buf);
+	verbs_copy(_metadata, &own, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
+		   buf.len);
+	verbs_buf_check(_metadata, &own, &buf);
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
 }
 
 #endif /* VERBS_FIXTURE_H */
