@@ -163,7 +163,6 @@ fn what_counts_and_is_aborted_leaves_no_results() {
     for (command, files) in [
         ("bench", ["bench.json", "bench.md"]),
         ("coverage", ["coverage.json", "coverage.md"]),
-        ("demo", ["demo.json", "demo.html"]),
     ] {
         let files = files.map(|name| scene.results().join(name));
         for file in &files {
@@ -194,11 +193,44 @@ fn an_error_is_in_all_results() {
 }
 
 #[test]
-fn ctrl_c_leaves_no_results() {
+fn ctrl_c_is_in_all_results_and_failed_continues() {
     let scene = Scene::new("exec sleep 60");
-    let status = scene.interrupted(&["test", "--only", "style"]);
+    let status = scene.interrupted(&["test", "--only", "style,am"]);
     assert_eq!(status, Some(130));
-    scene.has_status_alone("130");
+    assert_eq!(scene.result("status").as_deref(), Some("130"));
+    let line = "aborted: 0 passed, 0 failed, 0 skipped\n";
+    assert_eq!(scene.result("closing-line").as_deref(), Some(line));
+    for name in ["report.json", "report.xml", "report.html"] {
+        let text = scene.result(name).unwrap();
+        assert!(text.contains("interrupted"), "{name}: {text}");
+        assert!(!text.contains("old"), "{name}: {text}");
+    }
+    let (_, out) = scene.run(&["test", "--list", "--failed"]);
+    let names = out
+        .lines()
+        .skip(2)
+        .filter_map(|line| line.split(' ').nth(1));
+    assert_eq!(Vec::from_iter(names), ["style", "am"], "{out}");
+}
+
+#[test]
+fn a_demo_that_is_aborted_says_so_and_leaves_no_table() {
+    for need in ["exit 1", "exec sleep 60"] {
+        let scene = Scene::new(need);
+        let table = scene.results().join("demo.json");
+        fs::write(&table, OLD).unwrap();
+        let why = if need == "exit 1" {
+            let (status, out) = scene.run(&["demo"]);
+            let line = "\naborted, not everything was run: packages are missing: see above\n";
+            assert!(status == 2 && out.ends_with(line), "{out}");
+            "packages are missing"
+        } else {
+            assert_eq!(scene.interrupted(&["demo"]), Some(130));
+            "interrupted"
+        };
+        assert!(!table.exists());
+        assert!(scene.result("demo.html").unwrap().contains(why));
+    }
 }
 
 #[test]
@@ -215,6 +247,8 @@ fn a_run_that_ends_well_replaces_all_results() {
         assert!(!scene.result(name).unwrap().contains("1 passed"), "{name}");
     }
     assert!(!scene.result("report.json").unwrap().contains("old"));
+    let (_, out) = scene.run(&["test", "--list", "--failed"]);
+    assert_eq!(out, "nothing that is picked failed in the last run\n");
     // With KTAP, the results come last.
     let (_, out) = scene.run(&["test", "--failed", "--ktap"]);
     assert!(

@@ -21,7 +21,7 @@ mod machines;
 mod series;
 mod start;
 
-pub use finish::{broken, verdict};
+pub use finish::{aborted, broken, verdict};
 pub use start::ON_DEMAND;
 
 /// A command with its settings.

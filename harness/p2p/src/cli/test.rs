@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::run::{Run, verdict};
-use host::proc;
+use super::run::{Run, aborted, verdict};
 use host::status::{self, Verdict, status_of};
 use plan::job::Plan;
 use results::report::Report;
@@ -46,16 +45,13 @@ impl Run<'_> {
         let result = choice.and(result).map(|()| verdict(&report));
         let usage = status_of(&result) == status::USAGE;
         fs::write(&status_file, status_of(&result).to_string())?;
-        if !usage && !proc::interrupted() {
+        if !usage {
             let same = Plan::read(&self.paths.root)?.same;
             self.finish(&mut report, &results, start, |outcome| {
                 let only = suites(&outcome.suite, &same).join(",");
                 let test = test.as_ref().map(|test| format!(" TEST={test}"));
                 format!("make test ONLY={only}{}", test.unwrap_or_default())
             })?;
-            if let Some(error) = &report.aborted {
-                println!("aborted, not everything was run: {error}");
-            }
             if let (Some(rounds), Some(round)) = (repeat, report.round) {
                 println!("{}", rounds_in_words(rounds, round, &report));
             }
@@ -82,12 +78,11 @@ impl Run<'_> {
             });
             let result = self.round(choice, until, &report);
             let mut report = report.into_inner().expect("no panic holds it");
-            if let Err(error) = &result {
-                report.aborted = Some(format!("{error:#}"));
-            }
+            // `FAIL_FAST=1` may have ended it as well.
+            report.aborted = aborted(&result).or(report.aborted);
             let has_time = report.left_out.is_empty();
             let is_last = round == rounds || report.picked.is_empty() || !has_time;
-            if result.is_err() || is_last || verdict(&report) == Verdict::Failed {
+            if report.aborted.is_some() || is_last || verdict(&report) == Verdict::Failed {
                 return (report, result);
             }
             let line = report.closing_line();

@@ -36,6 +36,7 @@ impl Run<'_> {
             seconds(start.elapsed())
         );
         print!("{}", slowest(report));
+        print!("{}", last_words(report));
         Ok(())
     }
 
@@ -49,19 +50,29 @@ impl Run<'_> {
         result: Result<()>,
         repeat: impl Fn(&Outcome) -> String,
     ) -> Result<Verdict> {
-        let error = result.as_ref().err();
-        report.aborted = error.map(|error| match proc::interrupted() {
-            // The errors of programs that Ctrl-C ended would mislead.
-            true => "interrupted".to_owned(),
-            false => format!("{error:#}"),
-        });
+        report.aborted = aborted(&result);
         self.finish(report, dir, start, repeat)?;
-        if let Some(error) = &report.aborted {
-            println!("aborted, not everything was run: {error}");
-        }
         println!("{}", report.closing_line());
         result.map(|()| verdict(report))
     }
+}
+
+/// What ended a run early, if anything did.
+pub fn aborted(result: &Result<()>) -> Option<String> {
+    match result {
+        // The errors of programs that Ctrl-C ended would mislead.
+        _ if proc::interrupted() => Some("interrupted".to_owned()),
+        Err(error) => Some(format!("{error:#}")),
+        Ok(()) => None,
+    }
+}
+
+/// A line about what ended the run early.
+pub fn last_words(report: &Report) -> String {
+    let error = report.aborted.as_ref();
+    error.map_or(String::new(), |error| {
+        format!("aborted, not everything was run: {error}\n")
+    })
 }
 
 /// A table of what took longest. Of a single thing it would say nothing new.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use super::Run;
-use super::finish::{broken, forget, slowest, verdict};
+use super::finish::{aborted, broken, forget, last_words, slowest, verdict};
 use crate::cli::about;
 use bench::Bench;
 use host::paths::Paths;
@@ -46,7 +46,7 @@ impl Run<'_> {
         };
         let found = Mutex::new(Vec::new());
         let report = Mutex::new(Report::default());
-        self.run_jobs(&jobs, &topologies, &report, |job, booter| {
+        let result = self.run_jobs(&jobs, &topologies, &report, |job, booter| {
             let start = Instant::now();
             let (rows, outcomes) = jobs::play(job, booter)?;
             let log = booter.dir(&job.name).join("console.log");
@@ -61,7 +61,7 @@ impl Run<'_> {
             let mut found = found.lock().expect("no panic holds it");
             found.push((place(job), rows, outcomes));
             Ok(())
-        })?;
+        });
         let mut found = found.into_inner().expect("no panic holds it");
         found.sort_by_key(|(place, ..)| *place);
         let mut report = report.into_inner().expect("no panic holds it");
@@ -72,14 +72,19 @@ impl Run<'_> {
             report.outcomes.extend(outcomes);
         }
         report.outcomes.extend(could_not_run);
+        report.aborted = aborted(&result);
         fs::create_dir_all(self.paths.results())?;
-        fs::write(&results, serde_json::to_string_pretty(&rows)?)?;
+        // The file is only a table, which cannot say that rows are missing. The page can.
+        if report.aborted.is_none() {
+            fs::write(&results, serde_json::to_string_pretty(&rows)?)?;
+        }
         println!("\n{}\n{}", slowest(&report), demo::table(&rows));
         report.note_repeats(demo::repeat);
         about::note(&mut report, start);
         print!("{}", report.summary(demo::repeat));
         report::write_page(self.paths, &report, &results.with_extension("html"))?;
-        Ok(verdict(&report))
+        print!("{}", last_words(&report));
+        result.map(|()| verdict(&report))
     }
 
     pub fn soak(&self, soak: &Soak, only: &Only) -> Result<Verdict> {

@@ -94,6 +94,14 @@ impl Choice {
             shard: options.shard.as_deref().map(Shard::new).transpose()?,
         })
     }
+
+    /// Why a valid choice picks nothing.
+    pub fn why_nothing(&self) -> &'static str {
+        match self.shard {
+            Some(_) => "nothing is left for this shard",
+            None => "nothing that is picked failed in the last run",
+        }
+    }
 }
 
 fn one_test(name: &str) -> Result<String> {

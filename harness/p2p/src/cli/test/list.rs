@@ -35,6 +35,10 @@ impl Run<'_> {
             durations: &durations,
         };
         let picked = selection.names(|| Report::previous(&self.paths.results()))?;
+        if picked.is_empty() {
+            println!("{}", choice.why_nothing());
+            return Ok(Verdict::Passed);
+        }
         let all = selection.all();
         if let Some(test) = &choice.test {
             jobs.iter_mut().for_each(|job| job.pick_test(test));

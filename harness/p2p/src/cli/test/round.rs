@@ -58,11 +58,7 @@ impl Run<'_> {
         }
         .names(|| Report::previous(&self.paths.results()))?;
         if picked.is_empty() {
-            let why = match (choice.failed, choice.shard) {
-                (_, Some(_)) => "nothing is left for this shard",
-                _ => "nothing that is picked failed in the last run",
-            };
-            self.ui.say(why);
+            self.ui.say(choice.why_nothing());
             return Ok(());
         }
         let round = Round {
