@@ -52,7 +52,7 @@ impl Run<'_> {
             Command::Tree => self.tree()?,
             Command::Export => self.export()?,
             Command::Drift => return self.drift(),
-            Command::Build(part) => self.build_picked(&part.only()?)?,
+            Command::Build(part) => return self.build_picked(&part.only()?),
             Command::Demo(part) => return self.demo(&part.only()?),
             Command::Test(options) => return self.test(options),
             Command::Mutants {

@@ -5,7 +5,9 @@ use std::thread;
 use anyhow::Result;
 
 use super::Run;
+use super::finish::broken;
 use host::proc;
+use host::status::Verdict;
 use kernel::build::Builder;
 use kernel::compiler::Compiler;
 use kernel::tree;
@@ -46,15 +48,19 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub fn build_picked(&self, only: &Only) -> Result<()> {
+    /// `make build`.
+    pub fn build_picked(&self, only: &Only) -> Result<Verdict> {
         let kernels = Kernels::read(&self.paths.root)?;
         only.check(&kernels.names())?;
         let picked = kernels.picked(only);
         if picked.is_empty() {
             only.nothing(ON_DEMAND)?;
         }
-        self.build(&kernels, &picked)?;
-        Ok(())
+        let (tools, tree) = self.tools_and_tree()?;
+        let builder = self.builder(&tools, &tree, &self.compiler);
+        build_each(&kernels.in_order(&picked), |name| {
+            builder.one(&kernels, name)
+        })
     }
 
     pub fn build(&self, kernels: &Kernels, names: &[&str]) -> Result<setup::Tools> {
@@ -130,5 +136,46 @@ impl Run<'_> {
             setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu.as_deref())?;
         }
         Ok(())
+    }
+}
+
+/// Builds kernels. One that cannot be built does not keep the others from it.
+fn build_each(names: &[&str], build: impl Fn(&str) -> Result<()>) -> Result<Verdict> {
+    let mut verdict = Verdict::Passed;
+    for name in names {
+        if let Some(why) = broken(build(name))? {
+            println!("{why}");
+            verdict = Verdict::Failed;
+        }
+    }
+    Ok(verdict)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use anyhow::anyhow;
+    use kernel::build::Broken;
+
+    #[test]
+    fn a_kernel_that_does_not_build_is_a_failure_and_the_others_are_built() {
+        let built = RefCell::new(Vec::new());
+        let all = |trouble: &dyn Fn() -> anyhow::Error| {
+            build_each(&["plain", "debug", "shapes"], |name| {
+                built.borrow_mut().push(name.to_owned());
+                match name {
+                    "debug" => Err(trouble()),
+                    _ => Ok(()),
+                }
+            })
+        };
+        let broken = || Broken("kernel debug: refused".into()).into();
+        assert_eq!(all(&broken).unwrap(), Verdict::Failed);
+        assert_eq!(built.take(), ["plain", "debug", "shapes"]);
+        assert!(all(&|| anyhow!("the disk is full")).is_err());
+        assert_eq!(built.take(), ["plain", "debug"]);
+        assert_eq!(build_each(&["plain"], |_| Ok(())).unwrap(), Verdict::Passed);
     }
 }
