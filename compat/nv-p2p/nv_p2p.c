@@ -18,8 +18,8 @@
  * the client, and IN while it is in progress.
  *
  * Locks. The callback runs with the lock of a registration held, and takes
- * locks of the client. The client calls us with them held, but for getting
- * pages and mapping them. So a function that the client may call then takes
+ * locks of the client. The client calls us with them held, except to get
+ * pages and to map them. So a function that the client may call then takes
  * the lock of a registration only when it has changed that from LIVE to DEAD,
  * and thus knows that no callback runs under this lock, nor will. To destroy a
  * registration waits for invalidations of all of the process, and thus for
@@ -728,7 +728,7 @@ int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_free_page_table);
 
-/* Persistent pages: nobody could be told when they move, and move they do. */
+/* Persistent pages have no callback for when they move, and they do move. */
 
 int nvidia_p2p_get_pages_persistent(uint64_t virtual_address, uint64_t length,
 				    struct nvidia_p2p_page_table **page_table,

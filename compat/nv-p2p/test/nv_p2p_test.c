@@ -191,7 +191,7 @@ TEST_F_TIMEOUT(nv, unaligned, TIMEOUT_S)
 	expect_small(_metadata, self, p, OTHER, GPU_PAGE);
 }
 
-/* The device reads and writes it in place, or is told that it cannot */
+/* The device reads and writes it in place, or gets an error */
 TEST_F_TIMEOUT(nv, dma, TIMEOUT_S)
 {
 	struct client_map map = { };
@@ -229,7 +229,7 @@ TEST_F_TIMEOUT(nv, dma, TIMEOUT_S)
 			   at + PART, LEN - at - PART);
 }
 
-/* Whoever takes the memory away: the client is told once, before */
+/* Whoever takes the memory away: the client gets one callback, before */
 
 FIXTURE(revoked)
 {
@@ -292,7 +292,7 @@ TEST_F_TIMEOUT(revoked, once, TIMEOUT_S)
 	EXPECT_EQ(-ENOENT, transfer(nv->fd, CLIENT_DMA, 0, part, 0));
 	EXPECT_EQ(-ENOENT, transfer(nv->fd, CLIENT_READ, 0, part, 0));
 
-	/* What is still in the GPU can be had again, and nothing else */
+	/* The client can get again what is still in the GPU, and nothing else */
 	EXPECT_EQ(-EINVAL, get(nv->fd, nv->p, LEN, NULL));
 	ASSERT_EQ(0, get(nv->fd, nv->p + 2 * GPU_PAGE, 2 * GPU_PAGE, NULL));
 	EXPECT_EQ(0, transfer(nv->fd, CLIENT_READ, 0, part, 0));
@@ -303,8 +303,8 @@ TEST_F_TIMEOUT(revoked, once, TIMEOUT_S)
 }
 
 /*
- * The GPU goes while its pages are held: each client is told once, may take its time
- * to free what it has, and finds the memory at home
+ * The GPU goes while its pages are held: each client gets one callback, may take its
+ * time to free what it has, and finds the memory at home
  */
 
 FIXTURE(gone)

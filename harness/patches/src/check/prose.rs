@@ -1,6 +1,7 @@
 //! The English of pages and of messages: proselint, and phrases that are hard to read.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +22,7 @@ use results::report::Outcome;
 pub struct Config {
     /// Files with prose, as globs.
     pages: Vec<String>,
-    /// Rust files, as globs. Only their comments are read, and only for `phrases`.
+    /// Sources, as globs. Only their comments are read, and only for `phrases`.
     comments: Vec<String>,
     /// Files that are written by this tool.
     generated: Vec<String>,
@@ -77,14 +78,20 @@ pub fn run(checker: &Checker<'_>, ui: &Ui) -> Result<Vec<Outcome>> {
         let trouble = (!lines.is_empty()).then(|| lines.join("\n"));
         outcomes.push(Outcome::unless("prose", file, trouble));
     }
-    let mut lines = Vec::new();
-    for (file, text) in matching(&checker.paths.root, &config.comments)? {
-        let found = phrases(&comments(&text), &config.phrases).into_iter();
-        lines.extend(found.map(|(line, what)| format!("{file}:{line}: {what}")));
-    }
+    let lines = comment_lines(&checker.paths.root, config)?;
     let trouble = (!lines.is_empty()).then(|| lines.join("\n"));
     outcomes.push(Outcome::unless("prose", "comments", trouble));
     Ok(outcomes)
+}
+
+/// Phrases to avoid in comments of sources.
+fn comment_lines(root: &Path, config: &Config) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for (file, text) in matching(root, &config.comments)? {
+        let found = phrases(&comments(&file, &text), &config.phrases).into_iter();
+        lines.extend(found.map(|(line, what)| format!("{file}:{line}: {what}")));
+    }
+    Ok(lines)
 }
 
 /// The files that match these globs: their paths relative to `root`, and their contents.
@@ -136,13 +143,17 @@ fn prose(page: &str) -> String {
     text
 }
 
-/// The comments of a Rust file, line by line.
-fn comments(source: &str) -> String {
+/// The comments of a source, line by line. The name of the file says how they begin.
+fn comments(file: &str, source: &str) -> String {
+    let marks: &[&str] = match Path::new(file).extension().and_then(OsStr::to_str) {
+        Some("rs") => &["//"],
+        Some("c" | "h") => &["//", "/*", "* "],
+        _ => &["#"],
+    };
     let mut text = String::new();
-    for line in source.lines() {
-        let line = line.trim_start();
-        if line.starts_with("//") {
-            text.push_str(line.trim_start_matches(['/', '!']).trim());
+    for line in source.lines().map(str::trim_start) {
+        if marks.iter().any(|mark| line.starts_with(mark)) {
+            text.push_str(line.trim_matches(['/', '!', '*', '#', ' ']));
         }
         text.push('\n');
     }
@@ -211,9 +222,27 @@ mod tests {
     #[test]
     fn only_comments_of_a_source_are_prose() {
         let source = "//! All\n/// but\n    // for one.\nlet but_for = \"but for\"; // but for\n";
-        assert_eq!(comments(source), "All\nbut\nfor one.\n\n");
+        assert_eq!(comments("a.rs", source), "All\nbut\nfor one.\n\n");
         let avoid = BTreeMap::from([("but for".to_owned(), "\"except\"".to_owned())]);
-        assert_eq!(phrases(&comments(source), &avoid).len(), 1);
+        assert_eq!(phrases(&comments("a.rs", source), &avoid).len(), 1);
+        let source = "/* One */\n\t/*\n\t * two\n\t */\n*three = 3;\n#define FOUR\n";
+        assert_eq!(comments("a/b.c", source), "One\n\ntwo\n\n\n\n");
+        for file in ["Makefile", "a.sh", "b.toml"] {
+            assert_eq!(comments(file, "#!/bin/sh\nx\n# One\n"), "bin/sh\n\nOne\n");
+        }
+    }
+
+    #[test]
+    fn the_comments_of_this_repository_have_no_such_phrase() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let settings = host::settings::read::<Value>(&root.join("qemu/check.toml")).unwrap();
+        let config: Config = serde_json::from_value(settings["prose"].clone()).unwrap();
+        assert_eq!(comment_lines(&root, &config).unwrap(), [""; 0]);
+        // Each glob finds something.
+        for pattern in &config.comments {
+            let found = matching(&root, std::slice::from_ref(pattern)).unwrap();
+            assert!(!found.is_empty(), "{pattern}");
+        }
     }
 
     #[test]
