@@ -35,6 +35,9 @@ const RELEASE: u32 = 2;
 const ACQUIRE_GREATER_OR_EQUAL: u32 = 4;
 const ACQUIRE_AND: u32 = 8;
 const RELEASE_4_BYTES: u32 = 1 << 24;
+/// The known bits. Two have no effect in the model: ACQUIRE_SWITCH (12) lets other channels
+/// run meanwhile, and RELEASE_WFI (20) waits for the engine, which never is behind.
+const SEMAPHORE_KNOWN: u32 = 0xf | 1 << 12 | 1 << 20 | RELEASE_4_BYTES;
 
 /// Where a channel stopped reading.
 #[derive(Debug, PartialEq, Eq)]
@@ -267,6 +270,10 @@ impl Channel {
 
     fn semaphore(&mut self, context: &mut Context<'_>, whole: Method) -> Result<(), Death> {
         let what = whole.data;
+        if what & !SEMAPHORE_KNOWN != 0 {
+            let witness = &mut context.witness;
+            witness.unknown("method", "write", SEMAPHORE_D, what);
+        }
         let [upper, lower, payload] = self.semaphore;
         let va = u64::from(upper & 0xff) << 32 | u64::from(lower & !3);
         match what & 0xf {

@@ -43,6 +43,8 @@ const MULTI_LINE: u32 = 1 << 9;
 const REMAP: u32 = 1 << 10;
 const SRC_IS_PHYSICAL: u32 = 1 << 12;
 const DST_IS_PHYSICAL: u32 = 1 << 13;
+/// Interrupts, and semaphores that compute.
+const NOT_MODELLED: u32 = 3 << 5 | !0 << 14;
 
 /// Bytes moved at a time.
 const CHUNK: u64 = 1 << 20;
@@ -206,6 +208,10 @@ impl CopyEngine {
     }
 
     fn launch(&self, context: &mut Context<'_>, launch: u32, is_late: bool) -> Result<(), Refused> {
+        if launch & NOT_MODELLED != 0 {
+            let witness = &mut context.witness;
+            witness.unknown("method", "write", LAUNCH_DMA, launch);
+        }
         if launch & TRANSFER_TYPE != 0 {
             self.transfer(context, launch, is_late)?;
         }

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::home::Home;
 use crate::inject::Inject;
-use crate::testing::{Board, ram};
+use crate::space::Aperture;
+use crate::testing::{self, Board, ram};
 use crate::tlb::Tlb;
 use crate::witness::Witness;
 
@@ -199,6 +200,73 @@ fn what_is_no_command_ends_the_channel() {
     let mut linear = method(4, SET_OBJECT, &[0xc1b5]);
     linear.extend(method(4, 0x300, &[2]));
     assert_eq!(push(&linear), (r::PBDMA_ILLEGAL_METHOD, 0x300, 2));
+}
+
+#[test]
+fn a_semaphore_with_bits_that_are_not_modelled_is_told_as_unknown() {
+    let unknown = |bits| {
+        let mut driver = Driver::new();
+        let words = method(0, 0x10, &[0, SEMAPHORE as u32, 1, RELEASE | bits]);
+        assert_eq!(driver.push(&words), Stop::Idle);
+        assert_eq!(driver.semaphore()[0], 1);
+        driver.witness.totals.unknown
+    };
+    assert_eq!(unknown(1 << 12 | 1 << 20 | 1 << 24), 0);
+    for bit in [4, 25, 31] {
+        assert_eq!(unknown(1 << bit), 1, "{bit}");
+    }
+}
+
+#[test]
+fn commands_in_the_wrong_order() {
+    // A launch before its addresses moves nothing, and one before its object ends the channel.
+    let object = method(4, SET_OBJECT, &[0xc1b5]);
+    let launch = method(4, 0x300, &[3 << 7 | 2]);
+    let mut driver = Driver::new();
+    let words = [object.clone(), launch.clone()].concat();
+    assert_eq!(driver.push(&words), Stop::Idle);
+    let totals = &driver.witness.totals;
+    assert_eq!((totals.to_vram, totals.from_vram, totals.filled), (0, 0, 0));
+    let stop = Driver::new().push(&[launch, object].concat());
+    assert_eq!(bad(stop), (r::PBDMA_ILLEGAL_METHOD, 0x300, 3 << 7 | 2));
+    // A release before its address goes to address 0, where no page is.
+    let stop = Driver::new().push(&method(0, SEMAPHORE_D, &[RELEASE]));
+    assert_eq!(stop, Stop::Dead(Death::Host(Fault::NoPage(0))));
+}
+
+#[test]
+fn what_is_outside_of_memory_ends_the_channel() {
+    // Neither memory has anything at its end.
+    let ends = [Place::vram(testing::VRAM), ram(testing::RAM)];
+    for end in ends {
+        let mut driver = Driver::new();
+        let root = driver.channel.tables.root;
+        driver.board.map(root, COMMANDS, 12, end, 0);
+        driver.board.set(ram(0), COMMANDS | 1 << 42);
+        driver.channel.put = 1;
+        match driver.run() {
+            Stop::Dead(Death::Host(Fault::Nothing(place, _))) => assert_eq!(place, end),
+            other => panic!("{other:?}"),
+        }
+        // From there, and to there, by physical addresses.
+        for out in [false, true] {
+            let mut driver = Driver::new();
+            let mode = u32::from(end.aperture == Aperture::System);
+            let (there, here) = (end.address as u32, ram(0x3000).address as u32);
+            let (modes, addresses) = match out {
+                false => ([mode, 1], [0, there, 0, here]),
+                true => ([1, mode], [0, here, 0, there]),
+            };
+            let mut words = method(4, SET_OBJECT, &[0xc1b5]);
+            words.extend(method(4, 0x260, &modes));
+            words.extend(method(4, 0x400, &[&addresses[..], &[8, 8, 8, 1]].concat()));
+            words.extend(method(4, 0x300, &[1 << 13 | 1 << 12 | 3 << 7 | 2]));
+            match driver.push(&words) {
+                Stop::Dead(Death::Engine(Fault::Nothing(place, _))) => assert_eq!(place, end),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 }
 
 #[test]

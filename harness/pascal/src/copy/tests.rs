@@ -171,6 +171,22 @@ fn what_is_not_modelled_is_refused() {
 }
 
 #[test]
+fn a_launch_with_bits_that_are_not_modelled_is_told_as_unknown() {
+    let unknown = |bits| {
+        let mut engine = Engine::new();
+        let done = engine.methods(&[(LAUNCH_DMA, PLAIN | bits)]);
+        assert_eq!(done, Ok(true));
+        engine.witness.totals.unknown
+    };
+    // FLUSH_ENABLE, BYPASS_L2.
+    assert_eq!(unknown(1 << 2 | 1 << 11), 0);
+    // INTERRUPT_TYPE, SEMAPHORE_REDUCTION, SEMAPHORE_REDUCTION_ENABLE.
+    for bit in [5, 6, 14, 17, 19, 31] {
+        assert_eq!(unknown(1 << bit), 1, "{bit}");
+    }
+}
+
+#[test]
 fn transfers_fail_when_there_are_none_left() {
     let mut engine = Engine::new();
     engine.inject.fails_after = Some(1);

@@ -412,10 +412,13 @@ proptest! {
     #[test]
     fn random_accesses_do_not_end_the_model(
         accesses in prop::collection::vec(
-            (0..7u8, any::<u32>(), any::<u64>(), 1..9usize), 1..100
+            (0..12u8, any::<u32>(), any::<u64>(), 1..9usize), 1..100
         ),
+        cached in any::<bool>(),
     ) {
         let (mut gpu, ..) = gpu();
+        gpu.tlb.is_used = cached;
+        gpu.witness.posted.is_watched = true;
         for (kind, at, value, len) in accesses {
             let data = &value.to_le_bytes()[..len];
             let near = u64::from(at % 0x1_0000);
@@ -425,7 +428,12 @@ proptest! {
                 2 => gpu.bar1_write(near, data),
                 3 => gpu.bar1_read(near, &mut [0; 8][..len]),
                 4 => gpu.bar2_write(near, data),
-                5 => gpu.config_write(near, data),
+                5 => gpu.bar2_read(near, &mut [0; 8][..len]),
+                6 => gpu.config_write(near % 0x100, data),
+                // D0 to D3, mostly D0, and a reset.
+                7 => gpu.config_write(pci::POWER as u64, &[at.is_multiple_of(8) as u8 * 3, 0]),
+                8 if at.is_multiple_of(8) => gpu.reset(),
+                9 => gpu.bar1_write(USERD_AT + u64::from(at % 64) * 0x200 + 0x8c, &data[..len.min(4)]),
                 _ => {
                     let known = [
                         r::BAR1_BLOCK, r::USERD, r::WINDOW, r::CHANNELS, r::CHANNELS + 4,

@@ -105,47 +105,122 @@ fn tables_of_the_first_version_are_refused() {
     assert!(Tables::of(board.space(), testing::VRAM).is_err());
 }
 
-/// A page to map. There are few regions, so pages of different sizes meet.
-fn page() -> impl Strategy<Value = (u64, u32, Place)> {
+/// What a driver writes for a page.
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    Page {
+        to: Place,
+        is_writable: bool,
+        kind: u8,
+    },
+    Sparse,
+    /// No page, and of a large one: no small pages behind it either.
+    Hidden,
+}
+
+fn entry() -> impl Strategy<Value = Entry> {
+    let to = (1..16u64, any::<bool>()).prop_map(|(to, is_ram)| match is_ram {
+        false => Place::vram(to << 21),
+        true => Place {
+            aperture: Aperture::System,
+            address: to << 40,
+        },
+    });
+    let kind = prop_oneof![Just(0u8), any::<u8>()];
+    let page = (to, any::<bool>(), kind).prop_map(|(to, is_writable, kind)| Entry::Page {
+        to,
+        is_writable,
+        kind,
+    });
+    prop_oneof![4 => page, 1 => Just(Entry::Sparse), 1 => Just(Entry::Hidden)]
+}
+
+/// An address, log2 of a page size, and its entry. There are few regions, so pages of
+/// different sizes meet.
+fn page() -> impl Strategy<Value = (u64, u32, Entry)> {
     let region = prop_oneof![Just(0u64), Just(0x2000_0000), Just(0x4000_0000_0000)];
     let shift = prop_oneof![Just(12u32), Just(16), Just(21)];
-    (region, shift, 0..3u64, 0..40u64, 1..16u64).prop_map(|(region, shift, block, page, to)| {
+    let all = (region, shift, 0..3u64, 0..40u64, entry());
+    all.prop_map(|(region, shift, block, page, entry)| {
         let inside = (page << shift) & 0x1f_ffff;
-        let va = region + (block << 21) + inside;
-        (va, shift, Place::vram(to << 21))
+        (region + (block << 21) + inside, shift, entry)
     })
 }
 
+fn write(board: &mut Board, root: Place, va: u64, shift: u32, entry: Entry) {
+    match entry {
+        Entry::Page {
+            to,
+            is_writable,
+            kind,
+        } => {
+            let read_only = if is_writable { 0 } else { testing::READ_ONLY };
+            let bits = read_only | u64::from(kind) << 56;
+            board.map(root, va, shift, to, bits);
+        }
+        Entry::Sparse | Entry::Hidden => {
+            let bits = match entry {
+                Entry::Sparse => testing::VOLATILE,
+                _ => testing::PRIVILEGED,
+            };
+            let at = board.entry(root, va, shift);
+            board.set(at, bits);
+        }
+    }
+}
+
+/// The page that a simple map says is there: the largest that is mapped.
+fn look_up(simple: &BTreeMap<(u32, u64), Entry>, va: u64) -> Option<Page> {
+    for shift in [21, 16, 12] {
+        match simple.get(&(shift, va >> shift)) {
+            Some(Entry::Page {
+                to,
+                is_writable,
+                kind,
+            }) => {
+                return Some(Page {
+                    start: Some(*to),
+                    shift,
+                    is_writable: *is_writable,
+                    kind: *kind,
+                });
+            }
+            Some(Entry::Sparse) => return Some(sparse(shift)),
+            Some(Entry::Hidden) => return None,
+            None => {}
+        }
+    }
+    None
+}
+
 proptest! {
-    /// Compares the walk with a simple map, in which the largest mapped page wins.
+    /// Compares the walk with a simple map.
     #[test]
     fn random_tables_lead_where_a_simple_map_says(
         pages in prop::collection::vec(page(), 1..24),
         offsets in prop::collection::vec(0..0x20_0000u64, 4),
+        limit in prop_oneof![Just(LIMIT_AT), 0..0x60_0000u64],
     ) {
-        let (mut board, tables, root) = board();
-        let mut simple: BTreeMap<(u32, u64), Place> = BTreeMap::new();
-        let is_block = |simple: &BTreeMap<(u32, u64), Place>, va: u64| {
-            simple.contains_key(&(21, va >> 21))
-        };
-        for (va, shift, to) in pages {
+        let (mut board, mut tables, root) = board();
+        tables.limit = limit;
+        let mut simple: BTreeMap<(u32, u64), Entry> = BTreeMap::new();
+        for (va, shift, entry) in pages {
             // A driver does not replace a 2 MiB page with tables, or tables with a 2 MiB page.
             let is_free = simple.keys().all(|(s, n)| (n << s) >> 21 != va >> 21);
-            if is_block(&simple, va) || (shift == 21 && !is_free) {
+            if simple.contains_key(&(21, va >> 21)) || (shift == 21 && !is_free) {
                 continue;
             }
-            board.map(root, va, shift, to, 0);
-            simple.insert((shift, va >> shift), to);
+            write(&mut board, root, va, shift, entry);
+            simple.insert((shift, va >> shift), entry);
         }
-        let keys: Vec<_> = simple.keys().copied().collect();
-        for (shift, number) in keys {
-            for offset in &offsets {
-                let va = ((number << shift) & !0x1f_ffff) + offset;
-                let expected = [21, 16, 12].into_iter().find_map(|shift| {
-                    let to = simple.get(&(shift, va >> shift))?;
-                    Some(to.after(va & ((1 << shift) - 1)))
-                });
-                prop_assert_eq!(place(&board, &tables, va).ok(), expected);
+        for (shift, number) in simple.keys() {
+            let within = offsets.iter().map(|offset| offset & ((1 << shift) - 1));
+            let here = within.map(|offset| (number << shift) + offset);
+            let block = (number << shift) & !0x1f_ffff;
+            for va in here.chain(offsets.iter().map(|offset| block + offset)) {
+                let seen = tables.translate(board.space(), va);
+                let expected = look_up(&simple, va).filter(|_| va <= limit);
+                prop_assert_eq!(seen.ok(), expected, "{:#x}", va);
             }
         }
     }
