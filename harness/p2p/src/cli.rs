@@ -18,7 +18,7 @@ use variables::{flag, has_kvm, program, words};
 
 mod about;
 #[cfg(test)]
-mod makefile;
+pub mod makefile;
 mod run;
 mod selfcheck;
 mod test;

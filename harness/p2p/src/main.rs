@@ -10,6 +10,8 @@ use std::process::ExitCode;
 
 mod cli;
 #[cfg(test)]
+mod docs;
+#[cfg(test)]
 mod modules;
 
 fn main() -> ExitCode {

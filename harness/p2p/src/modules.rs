@@ -203,11 +203,17 @@ fn crates_use_only_those_above_them_in_the_readme() {
     );
     for (place, name) in order.iter().enumerate() {
         let manifest = read(&format!("{name}/Cargo.toml"));
-        let needed = manifest["dependencies"].as_object().unwrap();
-        let below = order[place..]
-            .iter()
-            .find(|other| needed.contains_key(**other));
-        assert_eq!(below, None, "{name} uses it");
+        for kind in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            let below = order[place..]
+                .iter()
+                .find(|other| manifest[kind].get(**other).is_some());
+            assert_eq!(below, None, "{name} uses it");
+        }
+        // Only a crate itself can ask rustc for this warning.
+        let root = ["lib.rs", "main.rs"].map(|file| harness.join(name).join("src").join(file));
+        let root = root.iter().find(|file| file.is_file()).unwrap();
+        let text = fs::read_to_string(root).unwrap();
+        assert!(text.contains("warn(unused_crate_dependencies)"), "{name}");
     }
 }
 

@@ -21,7 +21,8 @@ fn make(arguments: &[&str]) -> String {
     capture(&mut make_command(arguments)).unwrap()
 }
 
-fn make_command(arguments: &[&str]) -> Command {
+/// A call of make, without the variables of a make that runs this test.
+pub fn make_command(arguments: &[&str]) -> Command {
     let mut command = Command::new("make");
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("MAKE")) {
         command.env_remove(name);

@@ -30,12 +30,12 @@ pub struct Score {
     score: Option<f64>,
     /// The 95 % confidence interval (Wilson) for all mutants that could be generated.
     interval: Option<(f64, f64)>,
-    sample: Vec<Row>,
+    sample: Vec<Sampled>,
 }
 
 /// A mutant of the sample.
 #[derive(Debug, Serialize)]
-struct Row {
+struct Sampled {
     name: String,
     file: String,
     line: usize,
@@ -66,7 +66,7 @@ impl Score {
         let row = |site: &Site| {
             let end = record.end(&site.name);
             let equal = config.equal(site);
-            Row {
+            Sampled {
                 name: site.name.clone(),
                 file: site.file.clone(),
                 line: site.number,
@@ -167,7 +167,7 @@ impl Score {
     }
 
     /// Caught ones and survivors by a property.
-    fn table<'s>(&'s self, head: &str, of: impl Fn(&'s Row) -> &'s str) -> String {
+    fn table<'s>(&'s self, head: &str, of: impl Fn(&'s Sampled) -> &'s str) -> String {
         let mut counts = BTreeMap::<_, [usize; 2]>::new();
         for row in &self.sample {
             match row.group {
