@@ -11,7 +11,7 @@ use ktap::Status;
 use super::choice::{Choice, Selection};
 use crate::cli::run::{Run, broken};
 use crate::cli::{about, selfcheck};
-use host::proc::OutOfTime;
+use host::proc::{self, OutOfTime};
 use host::ui::seconds;
 use jobs::schedule::{run_all, run_as_built, run_before_next_build};
 use jobs::speed;
@@ -77,10 +77,10 @@ impl Run<'_> {
             jobs.iter_mut().for_each(|job| job.pick_test(test));
         }
         let jobs = round.that_can_run(&jobs, &tree)?;
-        if jobs.iter().any(|job| job.needs_rdma_core()) {
-            // Runs before jobs run in parallel. Otherwise each job would do it.
-            setup::rdma_core::tests(self.paths, self.ui)?;
-        }
+        // Before jobs run in parallel. Otherwise each job would do it.
+        let get = || setup::rdma_core::tests(self.paths, self.ui).map(drop);
+        let (jobs, errors) = those_with(jobs, Job::needs_rdma_core, get)?;
+        round.add(errors);
         self.qemu_for(jobs.iter().copied())?;
         let builder = Builder {
             until,
@@ -317,6 +317,27 @@ impl<'a> Round<'a> {
     }
 }
 
+/// The jobs that can run if `get` gets what some of them need, and an error for each other.
+/// It is not there on every distribution.
+fn those_with<'j>(
+    mut jobs: Vec<&'j Job<'j>>,
+    need: impl Fn(&Job<'j>) -> bool,
+    get: impl FnOnce() -> Result<()>,
+) -> Result<(Vec<&'j Job<'j>>, Vec<Outcome>)> {
+    let mut errors = Vec::new();
+    if jobs.iter().any(|job| need(job))
+        && let Err(error) = get()
+    {
+        if proc::interrupted() {
+            return Err(error);
+        }
+        let without = jobs.extract_if(.., |job| need(job));
+        let error = |job: &Job<'_>| Outcome::could_not_run(&job.name, "runs", format!("{error:#}"));
+        errors.extend(without.map(error));
+    }
+    Ok((jobs, errors))
+}
+
 /// Adds a failure if there was no time for any of the jobs. Not in a later round of REPEAT=:
 /// the rounds before it ran them.
 fn fail_if_nothing_ran(report: &mut Report, jobs: &[String]) {
@@ -329,10 +350,15 @@ fn fail_if_nothing_ran(report: &mut Report, jobs: &[String]) {
     }
 }
 
-/// Compares jobs that must have the same results, except where there was no time for one.
+/// Compares jobs that must have the same results, except where one did not run.
 fn compare(report: &mut Report, same: &[Same]) {
     for same in same {
-        if !same.jobs.iter().any(|job| report.left_out.contains(job)) {
+        let could_not_run = |job: &String| {
+            let mut all = report.outcomes.iter();
+            all.any(|outcome| outcome.could_not_run && outcome.suite == *job)
+        };
+        let has_run = |job| !report.left_out.contains(job) && !could_not_run(job);
+        if same.jobs.iter().all(has_run) {
             let outcome = jobs::compare(same, &report.outcomes);
             report.outcomes.extend(outcome);
         }
@@ -355,6 +381,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use anyhow::bail;
     use plan::topology::Topologies;
 
     fn left_out(names: &[&str]) -> Report {
@@ -395,6 +422,36 @@ mod tests {
         report.left_out.clear();
         compare(&mut report, &same);
         assert_eq!(report.count(Status::Failed), 1);
+        // Two errors are the same, which means nothing.
+        let errors = same[0].jobs.iter();
+        let errors = errors.map(|job| Outcome::could_not_run(job, "runs", "no kernel"));
+        let mut report = Report::from(Vec::from_iter(errors));
+        compare(&mut report, &same);
+        assert_eq!(report.outcomes.len(), 2);
+    }
+
+    #[test]
+    fn jobs_without_what_they_need_are_errors_and_the_others_run() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let all = Plan::read(&root).unwrap().jobs(&topologies).unwrap();
+        let get = |get: &dyn Fn() -> Result<()>| {
+            those_with(all.iter().collect(), Job::needs_rdma_core, get).unwrap()
+        };
+        let (jobs, errors) = get(&|| Ok(()));
+        assert!(jobs.len() == all.len() && errors.is_empty());
+        let (jobs, errors) = get(&|| bail!("no dpkg-query"));
+        assert!(jobs.iter().all(|job| !job.needs_rdma_core()));
+        assert_eq!(jobs.len() + errors.len(), all.len());
+        assert!(
+            errors
+                .iter()
+                .any(|error| error.suite == "pyverbs-base/switch")
+        );
+        let is_right = |error: &Outcome| error.could_not_run && error.reason == "no dpkg-query";
+        assert!(errors.iter().all(is_right), "{errors:?}");
+        // If no job needs it, nobody asks for it.
+        those_with(jobs, Job::needs_rdma_core, || panic!("asked")).unwrap();
     }
 
     #[test]
