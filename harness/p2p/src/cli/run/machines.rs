@@ -210,13 +210,18 @@ fn job_of_shell<'j>(
     name: &str,
     topologies: &'j Topologies,
 ) -> Result<Job<'j>> {
+    let all = topologies.all();
+    let names = jobs.iter().map(|job| &job.name);
+    let names = names.chain(all.iter().map(|topology| &topology.name));
+    Only::new(Some(name))?.check(&Vec::from_iter(names))?;
     let is_demo = |job: &Job<'_>| job.is_demo() && !job.is_parallel();
     let is_it = |job: &Job<'_>| job.name == name || (job.topology.name == name && is_demo(job));
     match jobs.iter().position(is_it) {
         Some(at) => Ok(jobs.swap_remove(at)),
-        None if name.contains('/') => {
+        // Several jobs, or a job without its topology.
+        None if all.iter().all(|topology| topology.name != name) => {
             bail!(Usage(format!(
-                "there is no job {name:?} in qemu/tests.toml"
+                "ONLY={name}: it is a topology or one job, as in ONLY=mlx5/switch"
             )))
         }
         None => {
@@ -273,9 +278,15 @@ mod tests {
         assert_eq!(mlx5.name, "mlx5/switch");
         // This topology has no demo.
         assert!(shell("root-buses").unwrap().spec.load.is_empty());
-        for name in ["mlx5/nowhere", "nowhere"] {
+        for (name, why) in [
+            ("mlx5/swich", "did you mean mlx5/switch"),
+            ("swich", "did you mean switch"),
+            ("mlx5", "a topology or one job"),
+            ("mlx5/*", "a topology or one job"),
+        ] {
             let error = shell(name).err().unwrap();
             assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
+            assert!(error.to_string().contains(why), "{error:#}");
         }
     }
 }
