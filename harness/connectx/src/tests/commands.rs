@@ -271,7 +271,7 @@ fn the_port_keeps_what_the_driver_may_change() {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum End {
+enum WayToEnd {
     Teardown,
     /// As QEMU resets the device.
     Reset,
@@ -285,8 +285,8 @@ fn resets_and_a_teardown_forget_everything() {
         return;
     };
     drop(bench);
-    for end in [End::Teardown, End::Reset, End::FunctionReset] {
-        let is_reset = end != End::Teardown;
+    for end in [WayToEnd::Teardown, WayToEnd::Reset, WayToEnd::FunctionReset] {
+        let is_reset = end != WayToEnd::Teardown;
         let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let mut pair = Pair::new(&mut bench);
         let ring = Ring::new(&mut bench, 0);
@@ -302,9 +302,9 @@ fn resets_and_a_teardown_forget_everything() {
         assert_eq!(bench.device.witness.totals.faults, 1);
         assert_ne!(bench.device.witness.used(key, 0).umr, 0);
         match end {
-            End::Teardown => drop(bench.command("TEARDOWN_HCA", &[], |_, _| {}).unwrap()),
-            End::Reset => bench.device.reset(),
-            End::FunctionReset => bench.function_reset(),
+            WayToEnd::Teardown => drop(bench.command("TEARDOWN_HCA", &[], |_, _| {}).unwrap()),
+            WayToEnd::Reset => bench.device.reset(),
+            WayToEnd::FunctionReset => bench.function_reset(),
         }
         let resets = bench
             .lines()

@@ -228,24 +228,24 @@ fn spec() -> impl Strategy<Value = Spec> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum ByteResult {
     Bus(u64),
     Fault(usize, u64),
     Denied,
 }
 
 /// The location of one byte. `depth`: the number of parent keys.
-fn byte(specs: &[Spec], key: usize, va: u64, write: bool, depth: u32) -> End {
+fn byte(specs: &[Spec], key: usize, va: u64, write: bool, depth: u32) -> ByteResult {
     let spec = &specs[key];
     let Some(offset) = va
         .checked_sub(spec.start)
         .filter(|offset| *offset < spec.len())
     else {
-        return End::Denied;
+        return ByteResult::Denied;
     };
     let down = |to: usize, va: u64| {
         if depth == 4 {
-            return End::Denied;
+            return ByteResult::Denied;
         }
         byte(specs, to % specs.len(), va, write, depth + 1)
     };
@@ -254,9 +254,9 @@ fn byte(specs: &[Spec], key: usize, va: u64, write: bool, depth: u32) -> End {
             let (page, rights) = pages[(offset >> shift) as usize];
             let needed = if write { 2 } else { 1 };
             if rights & needed == 0 {
-                return End::Fault(key, va);
+                return ByteResult::Fault(key, va);
             }
-            End::Bus(page + (offset & ((1 << shift) - 1)))
+            ByteResult::Bus(page + (offset & ((1 << shift) - 1)))
         }
         Table::Ksm { shift, to } => {
             let (to, base) = to[(offset >> shift) as usize];
@@ -270,7 +270,7 @@ fn byte(specs: &[Spec], key: usize, va: u64, write: bool, depth: u32) -> End {
                 }
                 before += len;
             }
-            End::Denied
+            ByteResult::Denied
         }
     }
 }
@@ -328,24 +328,24 @@ fn keys_translate_as_a_walk_byte_by_byte_says() {
             let before = va.checked_sub(specs[key].start);
             let end = before.and_then(|before| before.checked_add(len as u64));
             let is_inside = end.is_some_and(|end| end <= specs[key].len());
-            let ends: Vec<End> = (0..len as u64)
+            let ends: Vec<ByteResult> = (0..len as u64)
                 .map(|n| byte(&specs, key, va.wrapping_add(n), write, 0))
                 .collect();
-            let wrong = ends.iter().find(|end| !matches!(end, End::Bus(_)));
+            let wrong = ends.iter().find(|end| !matches!(end, ByteResult::Bus(_)));
             match found {
                 Ok(pieces) => {
                     let all = pieces
                         .iter()
-                        .flat_map(|p| (0..p.len as u64).map(move |n| End::Bus(p.addr + n)));
+                        .flat_map(|p| (0..p.len as u64).map(move |n| ByteResult::Bus(p.addr + n)));
                     prop_assert!(all.eq(ends));
                 }
                 Err(Stop::Fault { mkey, va }) => {
-                    let first = ends.iter().find(|end| matches!(end, End::Fault(..)));
-                    let found = End::Fault(((mkey >> 8) - first_number) as usize, va);
+                    let first = ends.iter().find(|end| matches!(end, ByteResult::Fault(..)));
+                    let found = ByteResult::Fault(((mkey >> 8) - first_number) as usize, va);
                     prop_assert_eq!(first.copied(), Some(found));
                 }
                 Err(Stop::Denied(why)) => {
-                    let denied = ends.contains(&End::Denied) || !is_inside;
+                    let denied = ends.contains(&ByteResult::Denied) || !is_inside;
                     prop_assert!(denied, "{}: {:?}", why, wrong);
                 }
             }
