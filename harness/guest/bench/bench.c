@@ -612,8 +612,12 @@ static void transfer(const char *size, unsigned long pages)
 	if (!cache)
 		errx(1, "no memory");
 	migrate(src, len);
-	/* An interrupt counts, too: of five rounds, sometimes each has one */
+	/*
+	 * An interrupt counts, too. A transfer takes 100 ms, a multiple of the
+	 * tick: without a pause each round has its interrupts at the same place.
+	 */
 	for (round = 0; round < 5 * ROUNDS; round++) {
+		usleep(137 * round);
 		none = p2p_cache_new(&nic, 2 * len);
 		if (!none)
 			errx(1, "no memory");
