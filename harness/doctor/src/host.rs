@@ -158,14 +158,31 @@ impl Host {
     /// The device that p2pdma treats as the host bridge: device 00.0, or a root port that
     /// is the first device on the bus.
     pub fn host_bridge(&self, root: &str) -> Option<&Device> {
-        let mut below = self.devices.values();
-        let first = below.find(|device| device.root == root && device.path.len() == 1)?;
+        let first = self.devices.get(&self.first_below(root)?)?;
         let is_port = first.config.port().map_or_else(
             // Without root, only the header can be read, and it does not have the port type.
             || !first.config.is_readable() && first.is_bridge(),
             |port| port == Port::Root,
         );
         (first.address.is_first() || is_port).then_some(first)
+    }
+
+    /// Whether the device that p2pdma treats as the host bridge could be read.
+    pub fn is_bridge_known(&self, root: &str) -> bool {
+        let first = self.first_below(root);
+        first.is_none_or(|first| self.devices.contains_key(&first))
+    }
+
+    /// The first device on a host bridge's bus, by the places of all devices: its own files
+    /// may be missing.
+    fn first_below(&self, root: &str) -> Option<Address> {
+        let names = self.picture.list(capture::DEVICES);
+        let links = names.filter_map(|name| {
+            let link = self.picture.link(&format!("{}/{name}", capture::DEVICES))?;
+            place(link)
+        });
+        let below = links.filter(|(place, _)| place == root);
+        below.filter_map(|(_, path)| path.first().copied()).min()
     }
 }
 

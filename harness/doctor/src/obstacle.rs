@@ -30,6 +30,7 @@ fn what(code: Code) -> &'static str {
             "the host bridge is on the kernel's list only for devices below one and the same \
              host bridge"
         }
+        Code::HostBridgeUnreadable => "the host bridge cannot be identified",
         Code::CpuUnreadable => "the CPU's vendor and family are not known",
         Code::DmaMask => "the device cannot put out an address as high as the peer's BAR",
         Code::BarMissing => "the BAR that shows the GPU's memory has no address",

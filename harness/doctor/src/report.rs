@@ -211,6 +211,7 @@ pub enum Code {
     AcsUnreadable,
     HostBridgeUnknown,
     HostBridgeOnlyWithin,
+    HostBridgeUnreadable,
     CpuUnreadable,
     DmaMask,
     BarMissing,

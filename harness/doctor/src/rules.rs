@@ -151,9 +151,10 @@ fn through_host_bridge(
             route.refusals.push(refusal);
         }
     }
+    let is_known = |refusal: &Refusal| host.is_bridge_known(&refusal.root);
     if route.refusals.is_empty() {
         vec![Verdict::ThruHostBridge]
-    } else if host.cpu.is_known {
+    } else if host.cpu.is_known && route.refusals.iter().any(is_known) {
         vec![Verdict::NotSupported]
     } else {
         vec![Verdict::ThruHostBridge, Verdict::NotSupported]

@@ -1,6 +1,10 @@
 //! The doctor must not panic, whatever a dump or a host contains.
 
+use std::collections::BTreeMap;
+
 use doctor::picture::Entry;
+use doctor::report::{Effect, PairKind};
+use doctor::rules::Verdict;
 use doctor::text::{self, Paper};
 use doctor::{Host, Known, Picture, diagnose};
 use proptest::prelude::*;
@@ -115,4 +119,56 @@ proptest! {
         picture.put(&path, Entry::Config { size, bytes });
         examine(picture, 100);
     }
+}
+
+/// What a report says of each pair: its verdict, or the verdicts that are possible.
+fn said(picture: Picture) -> BTreeMap<(PairKind, String, String), Vec<Verdict>> {
+    let (report, _) = common::report(picture);
+    let pairs = report.pairs.into_iter();
+    pairs
+        .map(|pair| {
+            let mut effects = pair
+                .obstacles
+                .iter()
+                .map(|id| report.obstacles[id - 1].effect);
+            let is_said = effects.any(|effect| effect <= Effect::Unknown);
+            assert!(
+                is_said || pair.verdict != Verdict::Unknown,
+                "says not why: {pair:?}"
+            );
+            let verdicts = match pair.verdict {
+                Verdict::Unknown => pair.possible,
+                known => vec![known],
+            };
+            ((pair.kind, pair.provider, pair.client), verdicts)
+        })
+        .collect()
+}
+
+/// Each file of each host is missing once. Then less may be known, and nothing else may be said.
+#[test]
+fn a_missing_file_makes_no_verdict_wrong() {
+    let mut seen = 0;
+    for name in common::names() {
+        let whole = common::picture(&name);
+        let before = said(whole.clone());
+        for (folder, entries) in &whole.folders {
+            for file in entries.keys() {
+                let mut picture = whole.clone();
+                picture.folders.get_mut(folder).unwrap().remove(file);
+                for (pair, verdicts) in said(picture.clone()) {
+                    let Some(expected) = before.get(&pair) else {
+                        continue;
+                    };
+                    assert!(
+                        expected.iter().all(|verdict| verdicts.contains(verdict)),
+                        "{name} without {folder}/{file}: {pair:?}: {verdicts:?}, not {expected:?}"
+                    );
+                    seen += 1;
+                }
+                examine(picture, 100);
+            }
+        }
+    }
+    assert!(seen > 1000, "{seen}");
 }

@@ -222,3 +222,43 @@ fn nearly_no_page_is_in_a_small_bar() {
         assert!(all[0].at[0].contains("nearly all of them"), "{all:?}");
     }
 }
+
+#[test]
+fn a_device_without_a_driver_is_told_which_one_helps() {
+    for (device, word) in [(GPU, "nouveau"), (NIC, "mlx5")] {
+        let mut host = Changed(common::picture("switch"));
+        let folder = format!("{}/{device}", capture::DEVICES);
+        host.0.folders.get_mut(&folder).unwrap().remove("driver");
+        let (code, at, next) = refused(host);
+        assert_eq!(code, Code::NoDriver);
+        assert!(at.starts_with(device), "{at}");
+        assert!(next.contains(word), "{next}");
+    }
+}
+
+/// The driver of the NIC's network part is bound, and that of its RDMA part is not loaded.
+#[test]
+fn a_nic_needs_its_rdma_part() {
+    let mut host = Changed(common::picture("switch"));
+    host.0.folders.remove(capture::INFINIBAND);
+    let (code, at, next) = refused(host);
+    assert_eq!((code, &*at), (Code::NoVerbs, NIC));
+    assert!(next.contains("mlx5_ib"), "{next}");
+}
+
+/// The firmware found no room for the BAR, so it has no address.
+#[test]
+fn a_bar_without_an_address_blocks() {
+    let none = "0x0 0x0 0x0\n".repeat(6);
+    let host = amdgpu(Some("9.4.2"), true).file(GPU, "resource", &none);
+    let (report, _) = common::report(host.0);
+    let pair = |kind| report.pairs.iter().find(|pair| pair.kind == kind).unwrap();
+    for kind in [PairKind::GpuNic, PairKind::GpuNvme] {
+        assert_eq!(pair(kind).works, Works::No, "{kind:?}");
+    }
+    let missing = |o: &&Obstacle| o.code == Code::BarMissing;
+    let obstacle = report.obstacles.iter().find(missing).unwrap();
+    assert_eq!(obstacle.effect, Effect::Blocks);
+    assert!(obstacle.at[0].contains(GPU), "{obstacle:?}");
+    assert!(obstacle.next.contains("Above 4G"), "{obstacle:?}");
+}

@@ -2,7 +2,7 @@
 
 use common::{Changed, EXTENDED, GPU, GPU_PORT, NIC, NIC_PORT, ROOT_PORT, SWITCH};
 use doctor::picture::Entry;
-use doctor::report::PairKind;
+use doctor::report::{Code, PairKind};
 use doctor::rules::Verdict;
 use doctor::{Picture, capture};
 
@@ -88,7 +88,11 @@ fn zen_forwards_and_what_is_like_it_does_not() {
     // Without /proc/cpuinfo, the CPU is unknown.
     let mut picture = acs(NIC_PORT, 0x1d);
     picture.folders.get_mut("/proc").unwrap().remove("cpuinfo");
-    assert_eq!(verdict(picture).0, Verdict::Unknown);
+    assert_eq!(verdict(picture.clone()).0, Verdict::Unknown);
+    let (report, text) = common::report(picture);
+    let codes = report.obstacles.iter().map(|obstacle| obstacle.code);
+    assert_eq!(codes.filter(|code| *code == Code::CpuUnreadable).count(), 1);
+    assert!(text.contains("have /proc/cpuinfo"), "{text}");
 }
 
 #[test]
@@ -126,4 +130,53 @@ fn who_stands_for_the_host_bridge() {
     };
     assert_eq!(without(0x42), Verdict::ThruHostBridge);
     assert_eq!(without(0x92), Verdict::NotSupported);
+}
+
+/// A second copy of the host "switch" in another PCI domain (segment). Bus numbers are the same
+/// there, and so is all but the domain.
+fn two_domains(bridge: (&str, &str)) -> Picture {
+    let mut both = common::picture("switch");
+    let other = common::dump("switch").replace("0000:", "0001:");
+    let other = Picture::parse(&other.replace("mlx5_0", "mlx5_1")).unwrap();
+    for (folder, entries) in other.folders {
+        both.folders.entry(folder).or_default().extend(entries);
+    }
+    for domain in ["0000", "0001"] {
+        let root = format!("{}/{domain}:00:00.0", capture::DEVICES);
+        for (file, text) in [("vendor", bridge.0), ("device", bridge.1)] {
+            both.put(&format!("{root}/{file}"), Entry::Text(text.to_owned()));
+        }
+    }
+    both
+}
+
+/// Two domains have no device in common and two host bridges, although the bus numbers are the
+/// same.
+#[test]
+fn domains_are_told_apart() {
+    let other = |address: &str| address.replace("0000:", "0001:");
+    for (bridge, across) in [
+        (("0x8086", "0x1234"), Verdict::NotSupported),
+        (("0x8086", "0x2030"), Verdict::ThruHostBridge),
+        // For devices below the same host bridge only.
+        (("0x8086", "0x3c00"), Verdict::NotSupported),
+    ] {
+        let (report, _) = common::report(two_domains(bridge));
+        let mut seen = 0;
+        for pair in report.pairs.iter().filter(|p| p.kind == PairKind::GpuNic) {
+            let expected = match pair.provider[..4] == pair.client[..4] {
+                true => Verdict::BusAddr,
+                false => across,
+            };
+            assert_eq!(pair.verdict, expected, "{bridge:?} {pair:?}");
+            seen += 1;
+        }
+        assert_eq!(seen, 4, "{:#?}", report.pairs);
+    }
+    // A kernel parameter has the domain, too.
+    let dump = other(&common::dump("switch-acs"));
+    let moved = verdict(Picture::parse(&dump).unwrap());
+    let (verdict, ports) = verdict(common::picture("switch-acs"));
+    assert_eq!(moved, (verdict, other(&ports)));
+    assert!(moved.1.contains("0001:02"), "{moved:?}");
 }

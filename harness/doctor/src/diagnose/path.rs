@@ -124,6 +124,14 @@ fn way(host: &Host, pair: &Pair<'_>, obstacles: &mut Obstacles) {
                     they are on the kernel's list: have /proc/cpuinfo in the picture";
         obstacles.add(n, Code::CpuUnreadable, Effect::Unknown, "", next);
     }
+    let unread = |refusal: &&Refusal| !host.is_bridge_known(&refusal.root);
+    let unread = route.refusals.iter().filter(unread);
+    for refusal in unread.filter(|_| route.verdict == Verdict::Unknown) {
+        let next = "the kernel looks up the first device on this bus in its list of host bridges: \
+                    see that its files class, vendor and device are there, and in the dump";
+        let code = Code::HostBridgeUnreadable;
+        obstacles.add(n, code, Effect::Unknown, &refusal.root, next);
+    }
     if route.verdict == Verdict::ThruHostBridge {
         if route.redirects.is_empty() {
             let next = "it works; for the short way, put both cards below one PCIe switch";
