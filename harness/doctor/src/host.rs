@@ -282,6 +282,14 @@ impl Device {
         1_u64.checked_shl(most.checked_add(20)?)
     }
 
+    /// Whether a BAR shows only a part of its memory. A BAR that could be larger than the
+    /// memory shows all of it.
+    pub fn is_small(&self, number: usize) -> bool {
+        let now = self.bars.get(number).copied().unwrap_or_default().size();
+        let all = self.memory.or_else(|| self.largest_bar(number));
+        all.is_some_and(|all| now < all)
+    }
+
     /// Whether an IOMMU translates its addresses.
     pub fn is_translated(&self) -> bool {
         self.iommu

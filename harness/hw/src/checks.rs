@@ -1,6 +1,8 @@
 //! The requirements of a host for peer-to-peer DMA between a GPU's memory and a NIC: what
 //! was found, what is missing, and the next step.
 
+use std::collections::BTreeMap;
+
 use doctor::capture::{self, POLICY};
 use doctor::gpu;
 use doctor::host::{Device, size};
@@ -59,6 +61,8 @@ pub struct Pair {
     pub verdict: Verdict,
     /// The NIC's name in /sys/class/infiniband.
     pub nic: String,
+    /// The NIC's port.
+    pub port: String,
     /// mlx5's limits for reads from peers, if not all of them work.
     pub reads: Option<Reads>,
 }
@@ -249,8 +253,7 @@ fn bar(gpu: &Device, number: usize, pages: Option<Pages>) -> Finding {
     if let Some(memory) = gpu.memory {
         found.push_str(&format!(", the GPU's memory {}", size(memory)));
     }
-    let largest = gpu.largest_bar(number);
-    if let Some(largest) = largest {
+    if let Some(largest) = gpu.largest_bar(number) {
         found.push_str(&format!(", it can be {}", size(largest)));
     }
     let resize = "enable Resizable BAR and Above 4G Decoding in the firmware's set-up";
@@ -261,8 +264,7 @@ fn bar(gpu: &Device, number: usize, pages: Option<Pages>) -> Finding {
         found = format!("{found}; {}", Pages::windows(now));
         return finding(&check, State::Ok, found, "");
     }
-    let small = gpu.memory.is_some_and(|vram| now < vram) || largest.is_some_and(|most| now < most);
-    if !small {
+    if !gpu.is_small(number) {
         return finding(&check, State::Ok, found, "");
     }
     found.push_str(": pages outside of it go to host memory (no_alias)");
@@ -272,9 +274,9 @@ fn bar(gpu: &Device, number: usize, pages: Option<Pages>) -> Finding {
     finding(&check, State::Note, found, resize)
 }
 
-/// The names of NICs that can be tested, and the findings of all NICs.
-fn nics(host: &Host, seen: &doctor::Host) -> (Vec<String>, Vec<Finding>) {
-    let mut usable = Vec::new();
+/// The names of NICs that can be tested, with a port, and the findings of all NICs.
+fn nics(host: &Host, seen: &doctor::Host) -> (BTreeMap<String, String>, Vec<Finding>) {
+    let mut usable = BTreeMap::new();
     let mut findings = Vec::new();
     for name in host.list(capture::INFINIBAND) {
         let check = format!("nic {name}");
@@ -288,10 +290,11 @@ fn nics(host: &Host, seen: &doctor::Host) -> (Vec<String>, Vec<Finding>) {
             ));
             continue;
         };
-        let (state, found, next) = nic(host, &name, device);
+        let port = port(host, &name);
+        let (state, found, next) = nic(host, &name, port.as_deref(), device);
         findings.push(finding(&check, state, found, next));
         if state != State::Missing {
-            usable.push(name);
+            usable.extend(port.map(|port| (name, port)));
         }
     }
     if findings.is_empty() {
@@ -306,7 +309,26 @@ fn nics(host: &Host, seen: &doctor::Host) -> (Vec<String>, Vec<Finding>) {
     (usable, findings)
 }
 
-fn nic(host: &Host, name: &str, device: &Device) -> (State, String, &'static str) {
+/// The first active port of a NIC, or that of P2P_VERBS_PORT, which the selftests know, too.
+fn port(host: &Host, name: &str) -> Option<String> {
+    let ports = format!("{}/{name}/ports", capture::INFINIBAND);
+    let mut all = match std::env::var("P2P_VERBS_PORT") {
+        Ok(port) if !port.is_empty() => vec![port],
+        _ => host.list(&ports),
+    };
+    all.retain(|port| {
+        let state = host.read(&format!("{ports}/{port}/state"));
+        state.is_some_and(|state| state.contains("ACTIVE"))
+    });
+    all.into_iter().next()
+}
+
+fn nic(
+    host: &Host,
+    name: &str,
+    port: Option<&str>,
+    device: &Device,
+) -> (State, String, &'static str) {
     let driver = device.driver.as_deref().unwrap_or("no driver");
     let what = format!("{}, {driver}", device.address);
     if driver != "mlx5_core" {
@@ -342,20 +364,17 @@ fn nic(host: &Host, name: &str, device: &Device) -> (State, String, &'static str
         };
         return (State::Missing, found, next);
     }
-    let port = host
-        .read(&format!("/sys/class/infiniband/{name}/ports/1/state"))
-        .unwrap_or_default();
-    if !port.contains("ACTIVE") {
-        let next = "bring the port up: the test talks to itself through it";
+    let Some(port) = port else {
+        let next = "bring a port up: the test talks to itself through it";
         return (
             State::Missing,
-            format!("{what}; ODP, but port 1 is {port:?}"),
+            format!("{what}; ODP, but no port is active"),
             next,
         );
-    }
+    };
     (
         State::Ok,
-        format!("{what}; ODP for RC: {}", rc.join(" ")),
+        format!("{what}; ODP for RC: {}; port {port}", rc.join(" ")),
         "",
     )
 }
@@ -387,7 +406,7 @@ fn paths(
     seen: &doctor::Host,
     report: &Report,
     gpus: &[String],
-    nics: &[String],
+    nics: &BTreeMap<String, String>,
 ) -> (Option<Pair>, Vec<Finding>) {
     let mut findings = Vec::new();
     let mut best: Option<(Verdict, Pair)> = None;
@@ -402,9 +421,12 @@ fn paths(
         let name = device.verbs.first().unwrap_or(&pair.client);
         let check = format!("path {name} to {}", pair.provider);
         findings.push(finding(&check, state, found, &next));
-        let is_usable = gpus.contains(&pair.provider) && nics.contains(name);
+        let port = nics.get(name).filter(|_| gpus.contains(&pair.provider));
         let is_better = best.as_ref().is_none_or(|(other, _)| pair.verdict < *other);
-        if state != State::Missing && is_usable && is_better {
+        if state != State::Missing
+            && is_better
+            && let Some(port) = port
+        {
             let reads = mlx5::reads(seen, device);
             let mut all = seen.devices.values();
             let gpu = all.find(|gpu| gpu.address.to_string() == pair.provider);
@@ -413,6 +435,7 @@ fn paths(
                 driver: gpu.and_then(|gpu| gpu.driver.clone()).unwrap_or_default(),
                 verdict: pair.verdict,
                 nic: name.clone(),
+                port: port.clone(),
                 reads,
             };
             best = Some((pair.verdict, found));

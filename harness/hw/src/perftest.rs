@@ -169,6 +169,8 @@ fn one(
         command.args([
             "-d",
             &pair.nic,
+            "-i",
+            &pair.port,
             "-p",
             &PORT.to_string(),
             "-F",

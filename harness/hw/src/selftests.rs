@@ -57,7 +57,7 @@ pub fn run(paths: &Paths, ui: &Ui, host: &Host, pair: &Pair) -> Result<Vec<Outco
 }
 
 /// Environment variables that tell the selftests the devices and the path.
-fn environment(pair: &Pair) -> Vec<(&'static str, String)> {
+pub fn environment(pair: &Pair) -> Vec<(&'static str, String)> {
     let plugin = match &*pair.driver {
         "amdgpu" => "amdkfd",
         other => other,
@@ -65,6 +65,7 @@ fn environment(pair: &Pair) -> Vec<(&'static str, String)> {
     let mut environment = vec![
         ("P2PTEST_GPU", format!("{plugin}@{}", pair.gpu)),
         ("P2P_VERBS_DEVICE", pair.nic.clone()),
+        ("P2P_VERBS_PORT", pair.port.clone()),
     ];
     // The test registers memory without relaxed ordering.
     let is_asked = pair.reads.as_ref().is_none_or(|reads| reads.strict);

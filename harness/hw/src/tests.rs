@@ -181,6 +181,7 @@ impl Fixture {
         let root = self.dir.path().display();
         format!(
             r#"root={root}
+echo "$*" >>$root/args
 case "$*" in
 *--help*) echo "--odp --use_opencl= --gpu_touch="; exit 1;;
 *localhost*)
@@ -458,6 +459,11 @@ fn a_small_bar_is_no_obstacle_but_said() {
     assert!(found.found.contains("nearly all"), "{}", found.found);
     assert!(found.found.contains("it can be 16 GiB"), "{}", found.found);
     assert!(found.next.contains("Resizable BAR"), "{}", found.next);
+    // It could be larger than the memory, all of which it shows.
+    fixture.set(GPU, "mem_info_vram_total", "268435456\n");
+    assert_eq!(fixture.found("bar").state, State::Ok);
+    fixture.set(GPU, "mem_info_vram_total", "268435457\n");
+    assert_eq!(fixture.found("bar").state, State::Note);
     fixture.set(GPU, "resource", "");
     assert_eq!(
         fixture.found("bar").state,
@@ -472,6 +478,7 @@ fn nics() {
     assert!(fixture.found("nic").found.contains("SUPPORT_WRITE"));
     fixture.write("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
     assert_eq!(fixture.found("nic").state, State::Missing);
+    assert!(fixture.found("nic").next.contains("bring a port up"));
     fixture.write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
     fixture.program("ibv_devinfo", "echo 'rc_odp_caps:\n\tNO SUPPORT\n'");
     assert!(fixture.found("nic").found.contains("no on-demand paging"));
@@ -492,6 +499,41 @@ fn nics() {
     let found = fixture.found("nic rxe0");
     assert_eq!(found.state, State::Missing);
     assert!(found.found.contains("rxe"), "{}", found.found);
+}
+
+#[test]
+fn the_port_is_the_active_one() {
+    let fixture = Fixture::whole();
+    let port = |fixture: &Fixture| fixture.survey().pair.unwrap().port;
+    fixture.write("sys/class/infiniband/mlx5_0/ports/2/state", "4: ACTIVE\n");
+    assert_eq!(port(&fixture), "1");
+    fixture.write("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
+    assert_eq!(port(&fixture), "2");
+    assert!(fixture.found("nic").found.ends_with("port 2"));
+    let told = super::selftests::environment(&fixture.survey().pair.unwrap());
+    assert!(told.contains(&("P2P_VERBS_PORT", "2".to_owned())));
+    let (result, report, _root) = fixture.run();
+    assert_eq!(status_of(&result), 0, "{report}");
+    let args = fs::read_to_string(fixture.path("args")).unwrap();
+    let runs = args.lines().filter(|line| line.contains("mlx5_0"));
+    assert!(runs.clone().count() >= 12, "{args}");
+    assert!(runs.clone().all(|line| line.contains("-i 2")), "{args}");
+}
+
+/// Who sends the report sends the host along, for `p2p-doctor --from`.
+#[test]
+fn the_host_is_attached() {
+    for fixture in [Fixture::bare(), Fixture::whole()] {
+        let (_, _, root) = fixture.run();
+        let results = root.path().join("build/results");
+        let dump = fs::read_to_string(results.join("hw-host.toml")).unwrap();
+        let seen = doctor::Host::new(doctor::Picture::parse(&dump).unwrap());
+        let known = doctor::Known::read().unwrap();
+        let again = doctor::diagnose::diagnose(&seen, &known);
+        let report = fs::read_to_string(results.join("hw-report.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(serde_json::to_value(again).unwrap(), report["doctor"]);
+    }
 }
 
 #[test]

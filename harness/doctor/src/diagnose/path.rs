@@ -279,12 +279,7 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
         return;
     }
     let largest = gpu.largest_bar(number);
-    let is_small = match (gpu.memory, largest) {
-        (Some(memory), _) => now < memory,
-        (None, Some(largest)) => now < largest,
-        (None, None) => false,
-    };
-    if !is_small {
+    if !gpu.is_small(number) {
         return;
     }
     let memory = gpu.memory.map_or(String::new(), |memory| {
