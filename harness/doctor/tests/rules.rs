@@ -2,7 +2,7 @@
 
 use common::{Changed, EXTENDED, GPU, GPU_PORT, NIC, NIC_PORT, ROOT_PORT, SWITCH};
 use doctor::picture::Entry;
-use doctor::report::{Code, PairKind};
+use doctor::report::{Code, PairKind, Works};
 use doctor::rules::Verdict;
 use doctor::{Picture, capture};
 
@@ -179,4 +179,18 @@ fn domains_are_told_apart() {
     let (verdict, ports) = verdict(common::picture("switch-acs"));
     assert_eq!(moved, (verdict, other(&ports)));
     assert!(moved.1.contains("0001:02"), "{moved:?}");
+}
+
+/// A guest whose host bridge cannot be identified may have a path.
+#[test]
+fn a_guest_with_an_unknown_host_bridge_is_unknown() {
+    let mut picture = common::picture("guest");
+    let folder = format!("{}/0000:00:00.0", capture::DEVICES);
+    picture.folders.get_mut(&folder).unwrap().remove("vendor");
+    let (report, text) = common::report(picture);
+    let pair = &report.pairs[0];
+    assert_eq!(pair.verdict, Verdict::Unknown);
+    assert_eq!(pair.works, Works::Unknown, "{text}");
+    let (report, _) = common::report(common::picture("guest"));
+    assert_eq!(report.pairs[0].works, Works::No);
 }

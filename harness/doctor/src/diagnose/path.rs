@@ -63,7 +63,7 @@ fn is_hidden(host: &Host, pair: &Pair<'_>) -> bool {
 
 fn hidden(host: &Host, pair: &Pair<'_>, obstacles: &mut Obstacles) {
     let (effect, next) = match pair.route.verdict {
-        Verdict::ThruHostBridge => (
+        Verdict::ThruHostBridge | Verdict::Unknown => (
             Effect::Unknown,
             "the guest's kernel goes by its CPU and host bridge, which say nothing of the real \
              path: have p2p-doctor run in the host, and test by a transfer whose bytes you compare",
