@@ -21,6 +21,9 @@ const KERNEL: &str = "plain";
 /// A longer time is a failure.
 const READY: Duration = Duration::from_secs(60);
 const HOME: Duration = Duration::from_millis(5);
+/// The least number of copies whose median counts. In a machine that copies twice, one pause
+/// of a busy host would be the median.
+const COPIES: usize = 16;
 
 /// A line of the log. Other fields do not matter here.
 #[derive(Deserialize)]
@@ -143,7 +146,7 @@ impl Speed {
         if self.ready > READY {
             slow.push(format!("{} s until the GPU is ready", READY.as_secs()));
         }
-        if self.home.is_some_and(|home| home > HOME) {
+        if self.homes >= COPIES && self.home.is_some_and(|home| home > HOME) {
             slow.push(format!("{} ms until pages are home", HOME.as_millis()));
         }
         let told = self.in_words();
@@ -220,10 +223,15 @@ mod tests {
             .replace(r#""took_us":90"#, r#""took_us":6000"#);
         let told = speed(&[&unused, LOG]).unwrap().in_words();
         assert!(told.contains(" 30.5 s, pages home 3 times"), "{told}");
-        let trouble = speed(&[LOG, &slow]).unwrap().trouble().unwrap();
+        let few = speed(&[LOG, &slow]).unwrap().trouble().unwrap();
+        assert!(
+            few.ends_with("; at most 60 s until the GPU is ready"),
+            "{few}"
+        );
+        let trouble = speed(&[slow.as_str(); 6]).unwrap().trouble().unwrap();
         assert_eq!(
             trouble,
-            "the GPU ready after 60.5 s, pages home 6 times in 6.00 ms (median); \
+            "the GPU ready after 60.5 s, pages home 18 times in 6.00 ms (median); \
              at most 60 s until the GPU is ready, and 5 ms until pages are home"
         );
     }
@@ -236,7 +244,7 @@ mod tests {
         let on_time = LOG.replace("31500000", "61000000");
         assert_eq!(speed(&[&on_time]).unwrap().trouble(), None);
         let slow = LOG.replace(r#""took_us":110"#, r#""took_us":5001"#);
-        let trouble = speed(&[&slow]).unwrap().trouble().unwrap();
+        let trouble = speed(&[slow.as_str(); 6]).unwrap().trouble().unwrap();
         assert!(trouble.ends_with("; at most 5 ms until pages are home"));
         let in_time = LOG.replace(r#""took_us":110"#, r#""took_us":5000"#);
         assert_eq!(speed(&[&in_time]).unwrap().trouble(), None);
