@@ -19,9 +19,9 @@ use plan::topology::{self, Models, Requests, vram};
 
 /// How long a model may take until it listens.
 const START: Duration = Duration::from_secs(10);
-/// How long a model may run after the machine. Its socket tells it that the machine has ended:
-/// after QEMU, because a worker of the kernel closes what QEMU's io_uring uses. On a host whose
-/// workers were starved ("workqueue lockup"), that took more than 5 s.
+/// How long a model may run after the machine. Its socket tells it that the machine has ended.
+/// QEMU has an io_uring, and a worker of the kernel takes that down after QEMU has ended. Two
+/// models needed more than 5 s when the host's log had a "workqueue lockup".
 const END: Duration = Duration::from_secs(30);
 /// How much longer than the machine a model may run if nobody ends it.
 const SPARE: Duration = Duration::from_secs(60);
