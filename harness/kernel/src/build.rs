@@ -254,6 +254,33 @@ impl Builder<'_> {
         make.run(&[&jobs, "bzImage", "modules"], &step)?;
         link_modules(&built)
     }
+
+    /// Builds selftests of their own, `folder/program`, for a kernel that was set aside from
+    /// `name`. It then has no others.
+    pub fn selftests_aside<'p>(
+        &self,
+        name: &str,
+        aside: &Built,
+        programs: impl IntoIterator<Item = &'p str>,
+    ) -> Result<()> {
+        fs::remove_file(aside.dir.join("selftests"))?;
+        let headers = Built::at(self.paths, name).dir.join(HEADERS);
+        let link = aside.dir.join(HEADERS);
+        fs::create_dir_all(link.parent().expect("it is in a folder"))?;
+        symlink(headers, link)?;
+        let make = Make {
+            builder: self,
+            name,
+            arch: None,
+            // Selftests are built with GCC.
+            llvm: false,
+            source: &self.tree.dir,
+            output: &aside.dir,
+        };
+        let step = self.ui.step(format!("build: selftests {name}"));
+        let mut programs = programs.into_iter();
+        programs.try_for_each(|program| make.selftests(program, &step))
+    }
 }
 
 /// Arguments that build a kernel. If the build is a test, it continues after errors, and a
@@ -382,7 +409,7 @@ fn link_modules(built: &Built) -> Result<()> {
 }
 
 /// Copies everything that a machine needs of a kernel, so that it can run during the next
-/// build. Selftests do not change and stay where they are.
+/// build. Selftests stay where they are: see [`Builder::selftests_aside`] if they change.
 pub fn set_aside(built: &Built, aside: &Built) -> Result<()> {
     if aside.dir.exists() {
         fs::remove_dir_all(&aside.dir).with_context(|| aside.dir.display().to_string())?;

@@ -106,18 +106,23 @@ fn headers_are_those_of_the_first_kernel_that_is_whole() {
     assert_eq!(fs::read_to_string(of(&other)).unwrap(), "mine");
 }
 
+/// Makes a kernel look as if it was built, with this in its image and its module.
+fn write_kernel(kernel: &Built, defect: &str) {
+    for list in [".config", "System.map", "modules.builtin"] {
+        write(kernel, list, "");
+    }
+    write(kernel, "modules.builtin.modinfo", "");
+    write(kernel, "modules.order", "drivers/a.o\n");
+    write(kernel, "arch/x86/boot/bzImage", defect);
+    write(kernel, "drivers/a.ko", defect);
+}
+
 #[test]
 fn a_kernel_that_is_set_aside_stays_as_it_is() {
     let (_dir, [kernel, aside]) = kernels(["kernel", "aside"]);
-    for list in [".config", "System.map", "modules.builtin"] {
-        write(&kernel, list, "");
-    }
-    write(&kernel, "modules.builtin.modinfo", "");
-    write(&kernel, "modules.order", "drivers/a.o\n");
     write(&kernel, "selftests/mm/test", "");
     for defect in ["one", "another"] {
-        write(&kernel, "arch/x86/boot/bzImage", defect);
-        write(&kernel, "drivers/a.ko", defect);
+        write_kernel(&kernel, defect);
         set_aside(&kernel, &aside).unwrap();
     }
     write(&kernel, "arch/x86/boot/bzImage", "a third");
@@ -245,6 +250,42 @@ fn what_only_one_kernel_lacks_does_not_end_the_run() {
     });
     let why = error.downcast::<Broken>().unwrap().0;
     assert!(why.contains("selftests/nothing"), "{why}");
+}
+
+#[test]
+fn a_kernel_that_is_set_aside_may_have_selftests_of_its_own() {
+    let place = Place::new();
+    let folder = place.source().join("tools/testing/selftests/p2pdma");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(
+        folder.join("Makefile"),
+        "$(OUTPUT)/one: a.c; cp a.c $@\n$(OUTPUT)/two:; false\n",
+    )
+    .unwrap();
+    fs::write(folder.join("a.c"), "defect").unwrap();
+    let of = |name| Built {
+        dir: place.root().join("build").join(name),
+    };
+    let (kernel, aside) = (of("kernel"), of("aside"));
+    write_kernel(&kernel, "");
+    write(&kernel, "selftests/p2pdma/one", "good");
+    write(&kernel, "usr/include/a.h", "");
+    let read = |of: &Built| fs::read_to_string(of.selftests("p2pdma").join("one")).unwrap();
+
+    set_aside(&kernel, &aside).unwrap();
+    assert_eq!(read(&aside), "good");
+    let build = |program| {
+        place.build(&place.compiler("12"), None, |builder| {
+            builder.selftests_aside("kernel", &aside, [program])
+        })
+    };
+    build("p2pdma/one").unwrap();
+    assert_eq!(read(&aside), "defect");
+    assert_eq!(read(&kernel), "good");
+    assert!(aside.dir.join("usr/include/a.h").is_file());
+    set_aside(&kernel, &aside).unwrap();
+    assert_eq!(read(&aside), "good");
+    assert!(build("p2pdma/two").is_err());
 }
 
 #[test]

@@ -9,6 +9,8 @@
 //! | `pascal` | the same for the model of a GPU, after those of mutants.toml |
 //! | `kunit` | the kernel's own tests, by filter |
 //! | `expect` | part of the name of a test that should notice; any number of them |
+//!
+//! The defect may be in a selftest: then each program of `run` is built with it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -112,6 +114,11 @@ pub struct Tests {
 }
 
 impl Mutant {
+    /// Whether the defect is in a selftest, which the kernel's build does not build.
+    pub fn is_in_selftest(&self) -> bool {
+        self.changes.starts_with("tools/testing/selftests/")
+    }
+
     /// The tests to run.
     pub fn tests(&self) -> Tests {
         let programs = self.programs.iter();

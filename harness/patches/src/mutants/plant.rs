@@ -16,7 +16,7 @@ use host::ui::seconds;
 use kernel::Built;
 use kernel::build::{Builder, set_aside};
 use kernel::tree::Tree;
-use plan::job::{Job, Spec};
+use plan::job::{Job, Spec, words};
 use plan::kernels::Kernel;
 use plan::topology::Topologies;
 use results::report::Outcome;
@@ -115,7 +115,10 @@ impl<'a> Plant<'a> {
         if !status.success() {
             return end(MutantOutcome::DoesNotApply { why: tail(&err, 5) });
         }
-        let built = self.builder().again(KERNEL, self.kernel);
+        let built = self
+            .builder()
+            .again(KERNEL, self.kernel)
+            .and_then(|()| self.set_aside(mutant, slot));
         ask(&self.tree.dir, &["checkout", "--quiet", "--", "."])?;
         match built {
             Err(error) if !proc::interrupted() => {
@@ -129,9 +132,18 @@ impl<'a> Plant<'a> {
         {
             return end(MutantOutcome::SameCode);
         }
+        Ok(Ok(start.elapsed().as_secs()))
+    }
+
+    /// Moves the kernel to a slot. If the defect is in a selftest, its programs go there, too.
+    fn set_aside(&self, mutant: &Mutant, slot: &str) -> Result<()> {
         let at = |name| Built::at(self.mutants.builder.paths, name);
         set_aside(&at(KERNEL), &at(slot))?;
-        Ok(Ok(start.elapsed().as_secs()))
+        if !mutant.is_in_selftest() {
+            return Ok(());
+        }
+        let programs = mutant.programs.iter().map(|program| words(program).0);
+        self.builder().selftests_aside(KERNEL, &at(slot), programs)
     }
 
     /// Tests a built mutant.
