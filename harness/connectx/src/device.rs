@@ -38,6 +38,8 @@ pub enum Scheme {
 pub struct Options {
     /// How the device reports page faults.
     pub scheme: Scheme,
+    /// The LID of its port. The GUID contains it.
+    pub lid: u16,
     /// Report refused commands and other oddities on standard error.
     pub verbose: bool,
 }
@@ -98,6 +100,8 @@ pub struct Device {
     pub(crate) sizes: BTreeMap<u64, (usize, usize)>,
     /// Options.
     pub options: Options,
+    /// The device at the other end of the wire, while this one is in use ([`crate::wire`]).
+    pub far: Option<Box<Device>>,
     /// The memory that QEMU shares.
     pub memory: Memory,
     /// The memory that QEMU accesses for the device.
@@ -162,6 +166,7 @@ impl Device {
             names: definitions.names,
             sizes: definitions.sizes,
             options,
+            far: None,
             memory,
             bus: Bus::default(),
             moved: Vec::new(),
@@ -216,6 +221,9 @@ impl Device {
 
     /// Destroys all objects.
     pub(crate) fn teardown(&mut self) {
+        if let Some(far) = &mut self.far {
+            far.stop_waiting();
+        }
         self.eqs.clear();
         self.cqs.clear();
         self.qps.clear();
@@ -402,6 +410,9 @@ impl Device {
     /// Runs one step of one queue pair. If there is none to run, returns the time of the next
     /// timer.
     pub fn run(&mut self) -> Result<(), Option<Instant>> {
+        for answer in std::mem::take(&mut self.faults.answered) {
+            self.resumed(answer);
+        }
         let now = Instant::now();
         let mut due = Vec::new();
         self.timers.retain(|(at, qpn)| {

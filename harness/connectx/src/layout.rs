@@ -544,7 +544,7 @@ layouts! {
     }
     cqe: Cqe("mlx5_cqe64") {
         flags_rqpn, srqn_uidx = "srqn", imm = "immediate", byte_cnt, sop_drop_qpn, wqe_counter,
-        op_own,
+        op_own, slid,
     }
     err_cqe: ErrCqe("mlx5_err_cqe") { syndrome, s_wqe_opcode_qpn }
 
@@ -554,7 +554,7 @@ layouts! {
     atomic: Atomic("mlx5_wqe_atomic_seg") { swap_add, compare }
     data: Data("mlx5_wqe_data_seg") { byte_count, lkey, addr }
     xrc: Xrc("mlx5_wqe_xrc_seg") { xrc_srqn }
-    base_av: BaseAv("mlx5_base_av") { dqp_dct }
+    base_av: BaseAv("mlx5_base_av") { dqp_dct, rlid }
     av: Av("mlx5_av") {}
     srq_next: SrqNext("mlx5_wqe_srq_next_seg") { next_wqe_index }
     umr: UmrCtrl("mlx5_wqe_umr_ctrl_seg") {

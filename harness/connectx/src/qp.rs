@@ -105,6 +105,8 @@ pub struct Send {
     pub is_solicited: bool,
     /// Immediate data, or a key.
     pub imm: [u8; 4],
+    /// The LID of the destination's port.
+    pub remote_lid: u16,
     /// The destination queue pair.
     pub remote_qpn: u32,
     /// The destination shared receive queue (XRC).
@@ -137,8 +139,13 @@ pub struct Send {
 pub enum Wait {
     /// Nothing.
     No,
-    /// The driver's answer to a page fault.
-    Fault(u64),
+    /// The answer of a driver to a page fault.
+    Fault {
+        /// The page fault.
+        token: u64,
+        /// The device at the other end of the wire has reported it.
+        is_far: bool,
+    },
     /// A timer.
     Timer,
 }

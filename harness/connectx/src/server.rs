@@ -14,6 +14,7 @@ use vfio_user::{DmaMapFlags, DmaUnmapFlags, Server, ServerBackend};
 
 use crate::device::Device;
 use crate::pci::{BAR_SIZE, VECTORS};
+use crate::wire;
 
 /// Listens on `socket`. `bus`: with a proxy in front of the server, which can also send
 /// requests to QEMU.
@@ -26,15 +27,45 @@ pub fn listen(socket: &Path, bus: bool) -> Result<(Server, Option<Proxy>)> {
     Ok((server::listen(socket, &bars, VECTORS)?, None))
 }
 
-/// The device, shared by QEMU's thread and the thread that moves data.
+/// A device, shared by QEMU's thread and the thread that moves data. A device at the other end
+/// of a wire is below the same lock.
 #[derive(Clone)]
-pub struct Shared(Arc<(Mutex<State>, Condvar)>, Option<Arc<Client>>);
+pub struct Shared {
+    state: Arc<(Mutex<State>, Condvar)>,
+    client: Option<Arc<Client>>,
+    /// Its LID.
+    lid: u16,
+}
 
 struct State {
-    device: Device,
-    is_over: bool,
+    device: Box<Device>,
+    /// The number of devices that QEMU is connected to, or will be.
+    connections: usize,
     /// Register writes that arrived while a packet waited for QEMU's answer.
     put_off: Vec<(u64, Vec<u8>)>,
+}
+
+impl State {
+    /// Uses the device with this LID.
+    fn face(&mut self, lid: u16) {
+        if self.device.is_far(lid) {
+            wire::turn(&mut self.device);
+        }
+    }
+
+    /// Runs one step of each device. If there is none to run, returns the time of the next
+    /// timer.
+    fn run(&mut self) -> Result<(), Option<Instant>> {
+        let near = self.device.run();
+        if self.device.far.is_none() {
+            return near;
+        }
+        wire::turn(&mut self.device);
+        match (near, self.device.run()) {
+            (Err(near), Err(far)) => Err(near.into_iter().chain(far).min()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The device, locked.
@@ -58,20 +89,31 @@ const IDLE: Duration = Duration::from_secs(1);
 
 impl Shared {
     /// Shares the device. `client`: sends questions to QEMU.
-    pub fn new(device: Device, client: Option<Arc<Client>>) -> Self {
+    pub fn new(device: Box<Device>, client: Option<Arc<Client>>) -> Self {
+        let lid = device.options.lid;
         let state = State {
+            connections: 1 + device.far.iter().len(),
             device,
-            is_over: false,
             put_off: Vec::new(),
         };
-        Self(Arc::new((Mutex::new(state), Condvar::new())), client)
+        let state = Arc::new((Mutex::new(state), Condvar::new()));
+        Self { state, client, lid }
+    }
+
+    /// The device at the other end of the wire.
+    pub fn far(&self) -> Option<Self> {
+        let lid = self.lock().far.as_ref()?.options.lid;
+        Some(Self {
+            lid,
+            ..self.clone()
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0
-            .0
-            .lock()
-            .expect("a thread that panicked has ended the process")
+        let state = self.state.0.lock();
+        let mut state = state.expect("a thread that panicked has ended the process");
+        state.face(self.lid);
+        state
     }
 
     /// The device.
@@ -79,21 +121,24 @@ impl Shared {
         Locked(self.state())
     }
 
-    /// Moves data, one packet at a time, until [`Self::stop`]. The lock is free between two
-    /// packets, so that commands can run.
+    /// Moves data, one packet of each device at a time, until [`Self::stop`]. The lock is free
+    /// between two such steps, so that commands can run.
     pub fn work(&self) {
         let mut state = self.state();
-        while !state.is_over {
-            state = match state.device.run() {
+        while state.connections > 0 {
+            state = match state.run() {
                 Ok(()) => {
                     drop(self.ask(state));
                     self.state()
                 }
                 Err(until) => {
                     state.device.witness.flush();
+                    if let Some(far) = &mut state.device.far {
+                        far.witness.flush();
+                    }
                     let now = Instant::now();
                     let pause = until.map_or(IDLE, |until| until.saturating_duration_since(now));
-                    let waited = self.0.1.wait_timeout(state, pause);
+                    let waited = self.state.1.wait_timeout(state, pause);
                     waited.expect("as above").0
                 }
             };
@@ -103,7 +148,7 @@ impl Shared {
     /// Sends a stopped packet's questions to QEMU until the packet is done. The device is
     /// unlocked meanwhile: QEMU may hold the lock with which an access to this device waits.
     fn ask<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let Some(client) = &self.1 else {
+        let Some(client) = &self.client else {
             return state;
         };
         while let Some(question) = state.device.bus.question().cloned() {
@@ -118,10 +163,16 @@ impl Shared {
         state
     }
 
-    /// Stops the thread after QEMU has disconnected.
+    /// QEMU has disconnected. Stops the thread, unless QEMU uses the device at the other end of
+    /// the wire: then nobody is at this end.
     pub fn stop(&self) {
-        self.state().is_over = true;
-        self.0.1.notify_all();
+        let mut state = self.state();
+        state.connections -= 1;
+        if state.connections > 0 {
+            state.device.teardown();
+        }
+        drop(state);
+        self.state.1.notify_all();
     }
 }
 
@@ -152,7 +203,7 @@ impl ServerBackend for Shared {
             _ => {}
         }
         drop(state);
-        self.0.1.notify_all();
+        self.state.1.notify_all();
         Ok(())
     }
 
@@ -177,6 +228,8 @@ impl ServerBackend for Shared {
         let mut state = self.state();
         state.put_off.clear();
         state.device.reset();
+        drop(state);
+        self.state.1.notify_all();
         Ok(())
     }
 
@@ -199,7 +252,9 @@ mod tests {
     use super::*;
     use crate::device::Scheme;
     use crate::pci::DEVICE_CONTROL;
+    use crate::testing::wired::Wired;
     use crate::testing::{PAGE, Pair, Testbed};
+    use std::thread;
 
     /// No command comes between the translation of an address and its use. QEMU holds a lock,
     /// so it must not wait for a packet that waits for QEMU.
@@ -230,6 +285,48 @@ mod tests {
         assert!(shared.state().put_off.is_empty());
         shared.region_write(bar, register, &[0, 0, 0, 8]).unwrap();
         assert_eq!(seen(&mut shared), 8);
+    }
+
+    /// Each connection has its own device, and the thread runs both. If one of them ends, nobody is
+    /// at its end of the wire.
+    #[test]
+    fn two_devices_are_joined_by_a_wire() {
+        let Some(mut t) = Wired::new(Scheme::Transport) else {
+            return;
+        };
+        let bar = VFIO_PCI_BAR0_REGION_INDEX;
+        let uar = t.at(1).uar << t.at(1).device.c.uar.page_shift;
+        let at = uar | t.at(1).device.c.uar.blue_flame;
+        t.put(0, &[0; 8]);
+        t.put(1, &[7; 8]);
+        let c = t.at(1).device.c.opcodes;
+        let joined = t.take();
+        let near = Shared::new(joined, None);
+        let mut far = near.far().unwrap();
+        assert_eq!(near.lock().options.lid, 1);
+        assert_eq!(far.lock().options.lid, 2);
+        assert_eq!(far.far().unwrap().lid, 1);
+        let engine = thread::spawn({
+            let near = near.clone();
+            move || near.work()
+        });
+        let mut bell = [0; 8];
+        bell[4..].copy_from_slice(&(t.qps[1].qpn << 8).to_be_bytes());
+        t.post(1, c.rdma_write, 8);
+        far.region_write(bar, at, &bell).unwrap();
+        assert_eq!(t.syndrome(1), 0);
+        assert_eq!(t.get(0, 8), [7; 8]);
+        // One QEMU is gone.
+        near.stop();
+        assert!(near.lock().qps.is_empty());
+        assert!(!far.lock().qps.is_empty());
+        t.post(1, c.rdma_write, 8);
+        far.region_write(bar, at, &bell).unwrap();
+        let gone = far.lock().c.syndromes.transport_retry_exc_err;
+        assert_eq!(t.syndrome(1), gone);
+        assert!(!engine.is_finished());
+        far.stop();
+        engine.join().unwrap();
     }
 
     /// The packet that waits for QEMU is gone, with what it moved before.

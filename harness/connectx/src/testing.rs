@@ -20,6 +20,7 @@ use crate::memory::Memory;
 use crate::witness::Witness;
 
 mod traffic;
+pub mod wired;
 
 /// Size of host memory, which begins at address 0.
 pub const RAM: u64 = 16 << 20;
@@ -27,6 +28,8 @@ pub const RAM: u64 = 16 << 20;
 pub const VRAM: u64 = 0x8_0000_0000;
 pub const VRAM_SIZE: u64 = 1 << 20;
 pub const PAGE: u64 = 4096;
+/// The LID of a port.
+pub const LID: u16 = 1;
 /// The low byte of the keys here.
 pub const LOW: u32 = 0x42;
 
@@ -122,7 +125,7 @@ pub fn structure(size: usize, fields: &[(Field, u64)]) -> Vec<u8> {
 
 /// A device and its driver.
 pub struct Testbed {
-    pub device: Device,
+    pub device: Box<Device>,
     pub ram: File,
     pub vram: NamedTempFile,
     pub log: NamedTempFile,
@@ -152,9 +155,11 @@ impl Testbed {
         let witness = Witness::new(Some(log.path())).unwrap();
         let options = Options {
             scheme,
+            lid: LID,
             verbose: std::env::var_os("CONNECTX_VERBOSE").is_some(),
         };
-        let mut device = Device::new(definitions.clone(), options, memory, witness);
+        let device = Device::new(definitions.clone(), options, memory, witness);
+        let mut device = Box::new(device);
         let interrupts = tempfile::tempfile().unwrap();
         device.irqs.set(0, Some(interrupts.try_clone().unwrap()));
         let opcodes = device.names.iter();
@@ -432,13 +437,18 @@ impl Testbed {
         self.command(name, &[], set).map(drop)
     }
 
-    /// Connects a queue pair to another one, and takes it to state RTS.
+    /// Connects a queue pair to another one of this device, and takes it to state RTS.
     pub fn connect(&mut self, qp: &TestQp, to: u32, rnr_retry: u64) {
+        self.connect_to(qp, (self.device.options.lid, to), rnr_retry);
+    }
+
+    /// As [`Self::connect`], to a queue pair behind the port with this LID.
+    pub fn connect_to(&mut self, qp: &TestQp, (lid, to): (u16, u32), rnr_retry: u64) {
         let q = self.device.l.qpc;
         let rights = [(q.rre, 1), (q.rwe, 1), (q.rae, 1)];
         self.modify("RST2INIT_QP", qp, &rights).unwrap();
-        let to = (q.remote_qpn, u64::from(to));
-        self.modify("INIT2RTR_QP", qp, &[to]).unwrap();
+        let to = [(q.remote_qpn, u64::from(to)), (q.rlid, u64::from(lid))];
+        self.modify("INIT2RTR_QP", qp, &to).unwrap();
         let retry = (q.rnr_retry, rnr_retry);
         self.modify("RTR2RTS_QP", qp, &[retry]).unwrap();
     }

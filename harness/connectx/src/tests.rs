@@ -6,3 +6,4 @@ mod keys;
 mod queues;
 mod random;
 mod transfers;
+mod wire;

@@ -1,6 +1,7 @@
 //! Executes the work requests of send queues, packet by packet.
 //!
-//! Both ends are queue pairs of this device. A step moves at most one packet, so sends of
+//! The remote end is a queue pair of this device or of the one at the other end of the wire:
+//! [`Device::end`]. A step moves at most one packet, so sends of
 //! one queue pair interleave with commands and with other queue pairs' changes of keys. Each
 //! packet translates its addresses when it moves and keeps no translation for the next
 //! packet.
@@ -8,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use crate::device::Device;
-use crate::device::fault::{Missing, Side};
+use crate::device::fault::{Missing, Pending, Side};
 use crate::device::mkey::{Piece, Stop, Want};
 use crate::memory::{Refused, Target};
 use crate::qp::{Segment, Send, State, Wait};
@@ -135,15 +136,23 @@ impl Device {
         }
         self.bus.forget();
         self.report();
+        if let Some(far) = &mut self.far {
+            far.report();
+        }
         match moved {
             Ok(()) if send.done >= send.total => self.finish(qpn, &send),
             Ok(()) => self.keep(qpn, send, Wait::No),
             Err(Halt::Fault(side, missing)) => {
                 send.has_waited = true;
+                let is_far = side != Side::Requester && self.is_far(send.remote_lid);
                 self.keep(qpn, send, Wait::No);
-                let token = self.fault(qpn, side, &missing);
+                let pending = Pending { qpn, side, is_far };
+                let token = match &mut self.far {
+                    Some(far) if is_far => far.fault(pending, &missing),
+                    _ => self.fault(pending, &missing),
+                };
                 if let Some(qp) = self.qps.get_mut(&qpn) {
-                    qp.wait = Wait::Fault(token);
+                    qp.wait = Wait::Fault { token, is_far };
                 }
                 return;
             }
@@ -218,31 +227,31 @@ impl Device {
         let peer = self.peer(qpn, send)?;
         let len = (send.total - send.done).min(MTU) as usize;
         if opcode == c.rdma_read {
-            let from = self.remote(peer, send, len, REMOTE_READ)?;
+            let from = self.end(send).remote(peer, send, len, REMOTE_READ)?;
             let to = self.local(qpn, send, len, WRITE)?;
-            let data = self.dma_read(peer, &from, len);
+            let data = self.end(send).dma_read(peer, &from, len);
             let data = data.map_err(|_| self.theirs(send))?;
             self.dma_write(qpn, &to, &data).map_err(|_| self.ours())?;
         } else if opcode == c.atomic_cs || opcode == c.atomic_fa {
             self.atomic(qpn, peer, send)?;
         } else if opcode == c.rdma_write || opcode == c.rdma_write_imm {
             if opcode == c.rdma_write_imm {
-                self.take_receive(peer, send, 0)?;
+                self.end(send).take_receive(peer, send, 0)?;
             }
             if len > 0 {
                 let (from, data) = self.gather(qpn, send, len)?;
-                let to = self.remote(peer, send, len, REMOTE_WRITE)?;
+                let to = self.end(send).remote(peer, send, len, REMOTE_WRITE)?;
                 let data = self.data(qpn, &from, data, len)?;
-                let done = self.dma_write(peer, &to, &data);
+                let done = self.end(send).dma_write(peer, &to, &data);
                 done.map_err(|_| self.theirs(send))?;
             }
         } else {
-            self.take_receive(peer, send, 0)?;
+            self.end(send).take_receive(peer, send, 0)?;
             if len > 0 {
                 let (from, data) = self.gather(qpn, send, len)?;
-                let to = self.scatter(peer, send, send.done, len)?;
+                let to = self.end(send).scatter(peer, send, send.done, len)?;
                 let data = self.data(qpn, &from, data, len)?;
-                let done = self.dma_write(peer, &to, &data);
+                let done = self.end(send).dma_write(peer, &to, &data);
                 done.map_err(|_| self.theirs(send))?;
             }
         }
@@ -252,12 +261,14 @@ impl Device {
 
     /// The queue pair at the remote end, if it can receive.
     fn peer(&self, qpn: u32, send: &Send) -> Result<u32, Halt> {
-        let peer = self.qps.get(&send.remote_qpn);
+        let end = self.at(send.remote_lid);
+        let peer = end.and_then(|end| end.qps.get(&send.remote_qpn));
         let service = self.qps.get(&qpn).map(|qp| qp.service);
         let listens = peer.is_some_and(|peer| {
             matches!(peer.state, State::Rtr | State::Rts)
                 && service == Some(peer.service)
                 && self.l.qpc.remote_qpn.get(&peer.context) == u64::from(qpn)
+                && self.l.qpc.rlid.get(&peer.context) == u64::from(self.options.lid)
         });
         if listens {
             Ok(send.remote_qpn)
@@ -402,17 +413,18 @@ impl Device {
         }
         let (from, data) = self.gather(qpn, send, len)?;
         let peer = send.remote_qpn;
-        let listens = self.qps.get(&peer).is_some_and(|peer| {
+        let end = self.at(send.remote_lid);
+        let listens = end.and_then(|end| end.qps.get(&peer)).is_some_and(|peer| {
             let is_datagram = [self.c.qp_st.ud, self.c.qp_st.qp1].contains(&peer.service);
             is_datagram && matches!(peer.state, State::Rtr | State::Rts)
         });
         let data = self.data(qpn, &from, data, len)?;
         if listens {
-            match self.deliver(peer, send, &data) {
+            match self.end(send).deliver(peer, send, &data) {
                 // Without a receive request the datagram is lost.
                 Ok(()) | Err(Halt::NotReady { .. }) => {}
                 Err(Halt::Both(_, theirs)) if !self.bus.is_asking() => {
-                    self.fail_receive(peer, send, theirs);
+                    self.end(send).fail_receive(peer, send, theirs);
                 }
                 Err(halt) => return Err(halt),
             }
@@ -441,8 +453,8 @@ impl Device {
                 if !send.remote.0.is_multiple_of(8) {
                     return Err(Halt::Both(self.c.syndromes.remote_inval_req_err, None));
                 }
-                let at = self.remote(peer, send, 8, REMOTE_ATOMIC)?;
-                let old = self.dma_read(peer, &at, 8);
+                let at = self.end(send).remote(peer, send, 8, REMOTE_ATOMIC)?;
+                let old = self.end(send).dma_read(peer, &at, 8);
                 let old = old.map_err(|_| self.theirs(send))?;
                 let found = u64::from_le_bytes(old.try_into().unwrap_or_default());
                 let (operand, compare) = send.atomic;
@@ -452,7 +464,8 @@ impl Device {
                     (found == compare).then_some(operand)
                 };
                 if let Some(new) = new {
-                    let done = self.dma_write(peer, &at, &new.to_le_bytes());
+                    let new = new.to_le_bytes();
+                    let done = self.end(send).dma_write(peer, &at, &new);
                     done.map_err(|_| self.theirs(send))?;
                 }
                 send.found = Some(found);

@@ -66,6 +66,28 @@ fn a_socket_that_is_taken_is_named() {
     assert!(told.contains("cannot listen at"), "{told}");
 }
 
+#[test]
+fn a_wire_has_two_ends_and_as_many_logs() {
+    let dir = tempfile::tempdir().unwrap();
+    let started = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_connectx"));
+        command.current_dir(dir.path()).stderr(Stdio::piped());
+        command.arg("--headers").arg(headers()).args(more);
+        ended(command.spawn().unwrap())
+    };
+    for (more, what) in [
+        ("", "--socket"),
+        ("--socket=a --socket=b --socket=c", "a wire has two ends"),
+        ("--socket=a --socket=b --log=a.log", "as often as --socket"),
+        ("--socket=a --socket=b --bus", "--bus is for one NIC"),
+    ] {
+        let (code, told) = started(&Vec::from_iter(more.split_whitespace()));
+        assert_eq!(code, Some(2), "{told}");
+        assert!(told.contains(what), "{told}");
+        assert!(!dir.path().join("a").exists());
+    }
+}
+
 /// Sends a message as QEMU does: `vfio_user_header`, then the command's body. Returns whether
 /// there was an answer.
 fn say(stream: &mut UnixStream, command: u16, body: &[u8]) -> bool {

@@ -250,7 +250,7 @@ impl Device {
                 if l.vport_gid_in.gid_index.get(input) == 0 {
                     let gid = half(l.vport_gid_out.gid);
                     gid.set(out, 0xfe80 << 48);
-                    gid.nth(1).set(out, GUID);
+                    gid.nth(1).set(out, self.guid());
                 }
                 l.vport_gid_out.gids_num.set(out, 1);
                 Ok(())
@@ -433,9 +433,6 @@ impl Device {
         was_there.then_some(()).ok_or(Status::BadResource)
     }
 }
-
-/// The GUID of the port and of the node.
-const GUID: u64 = 0x0002_c903_0000_0001;
 
 /// The first eight bytes of a GID.
 fn half(gid: Field) -> Field {

@@ -34,8 +34,21 @@ pub enum Side {
 pub struct Pending {
     /// The queue pair that waits: always the sender.
     pub qpn: u32,
+    /// It belongs to the device at the other end of the wire.
+    pub is_far: bool,
     /// The owner of the absent memory.
     pub side: Side,
+}
+
+/// The driver's answer to a page fault.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered {
+    /// The page fault.
+    pub token: u64,
+    /// What waits for the answer.
+    pub pending: Pending,
+    /// There will be no memory.
+    pub error: bool,
 }
 
 /// The page faults that the driver has not answered.
@@ -43,6 +56,8 @@ pub struct Pending {
 pub struct Faults {
     pending: HashMap<u64, Pending>,
     last: u64,
+    /// Answers that have come to the device at the other end of the wire.
+    pub answered: Vec<Answered>,
 }
 
 /// The absent memory, and the access to it.
@@ -68,18 +83,20 @@ pub const LAST_EVENT: u64 = 1 << 7;
 const TOKENS: u64 = 1 << 24;
 
 impl Faults {
-    /// Drops the faults of a queue pair.
+    /// Drops the faults of a queue pair of this device.
     pub fn forget(&mut self, qpn: u32) {
-        self.pending.retain(|_, pending| pending.qpn != qpn);
+        self.pending
+            .retain(|_, pending| pending.is_far || pending.qpn != qpn);
     }
 }
 
 impl Device {
     /// Reports a page fault. Returns the token that the driver will answer with.
-    pub fn fault(&mut self, qpn: u32, side: Side, missing: &Missing) -> u64 {
+    pub fn fault(&mut self, pending: Pending, missing: &Missing) -> u64 {
+        let Pending { qpn, side, .. } = pending;
         self.faults.last = (self.faults.last + 1) % TOKENS;
         let token = self.faults.last;
-        self.faults.pending.insert(token, Pending { qpn, side });
+        self.faults.pending.insert(token, pending);
         let kind = match (self.options.scheme, side) {
             (Scheme::Memory, _) => "memory",
             (_, Side::Requester) => "requester",
@@ -188,7 +205,16 @@ impl Device {
             // The queue pair may have been destroyed meanwhile.
             return token <= self.faults.last;
         };
-        self.resumed(pending, error);
+        let answer = Answered {
+            token,
+            pending,
+            error,
+        };
+        match &mut self.far {
+            // Later, because what the queue pair does then can concern this device.
+            Some(far) if pending.is_far => far.faults.answered.push(answer),
+            _ => self.resumed(answer),
+        }
         true
     }
 }

@@ -79,6 +79,8 @@ pub struct Completion {
     pub imm: [u8; 4],
     /// The opcode of the work request, for a requester.
     pub send_opcode: u8,
+    /// The LID of the sender's port.
+    pub source_lid: u16,
     /// The sender of a datagram.
     pub source_qpn: u32,
     /// The sender asked for an event.
@@ -248,6 +250,7 @@ impl Device {
             l.byte_cnt.set(&mut entry, u64::from(what.bytes));
             l.imm
                 .set(&mut entry, u64::from(u32::from_be_bytes(what.imm)));
+            l.slid.set(&mut entry, u64::from(what.source_lid));
             l.flags_rqpn.set(&mut entry, u64::from(what.source_qpn));
         }
         let owner = ((cq.produced >> cq.log_size) & 1) as u8;

@@ -2,7 +2,7 @@
 
 use crate::device::Scheme;
 use crate::layout::Layouts;
-use crate::testing::{LOW, PAGE, Pair, Testbed};
+use crate::testing::{LID, LOW, PAGE, Pair, Testbed};
 
 /// Two pages at each end. The second page of one end is absent.
 struct Ends {
@@ -286,6 +286,8 @@ fn a_datagram_that_waits_for_a_page_says_how_much_is_missing() {
     let mut address = vec![0; bench.device.l.base_av.size];
     let to = bench.device.l.base_av.dqp_dct;
     to.set(&mut address, u64::from(b.qpn));
+    let lid = bench.device.l.base_av.rlid;
+    lid.set(&mut address, u64::from(LID));
     let opcode = bench.device.c.opcodes.send;
     let data = bench.data(key, 0, 8);
     bench.post(&mut a, opcode, 0, &[address, data]);

@@ -2,7 +2,7 @@
 
 use super::GRH;
 use super::request::Bad;
-use crate::device::fault::{Pending, Side};
+use crate::device::fault::{Answered, Side};
 use crate::device::queue::Completion;
 use crate::device::{Device, FLUSH_AGAIN};
 use crate::qp::{Receive, Send, State, Wait};
@@ -28,12 +28,14 @@ impl Device {
                 opcode: kind as u8,
                 bytes: (send.total + header) as u32,
                 imm: send.imm,
+                source_lid: self.options.lid,
                 source_qpn: qpn,
                 is_solicited: send.is_solicited,
                 ..Completion::default()
             };
             let receive = receive.clone();
-            self.complete_receive(send.remote_qpn, &receive, completion);
+            let end = self.end(send);
+            end.complete_receive(send.remote_qpn, &receive, completion);
         }
         let Some(qp) = self.qps.get_mut(&qpn) else {
             return;
@@ -105,7 +107,7 @@ impl Device {
             return self.fail(qpn, send, ours);
         }
         let mut send = send.clone();
-        self.fail_receive(peer, &mut send, theirs);
+        self.end(&send).fail_receive(peer, &mut send, theirs);
         self.fail(qpn, &send, ours);
     }
 
@@ -150,6 +152,7 @@ impl Device {
             is_signaled: true,
             is_solicited: false,
             imm: [0; 4],
+            remote_lid: 0,
             remote_qpn: 0,
             remote_srqn: None,
             remote: (0, 0),
@@ -190,8 +193,9 @@ impl Device {
                     ..Completion::default()
                 };
                 let receive = receive.clone();
-                self.complete_receive(send.remote_qpn, &receive, completion);
-                self.enter_error(send.remote_qpn);
+                let end = self.end(&send);
+                end.complete_receive(send.remote_qpn, &receive, completion);
+                end.enter_error(send.remote_qpn);
             }
             self.fail(qpn, &send, flushed);
             return;
@@ -227,17 +231,29 @@ impl Device {
     /// Takes the receive request of a partly received message from its sender. The request ends
     /// together with its queue pair, not when the sender notices.
     fn taken_by_another(&mut self, qpn: u32) -> Option<Receive> {
-        let sends = self.qps.values_mut().filter_map(|qp| qp.current.as_mut());
+        let lid = self.options.lid;
+        let far = self.far.iter_mut().flat_map(|far| far.qps.values_mut());
+        let sends = self.qps.values_mut().chain(far);
         sends
-            .filter(|send| send.remote_qpn == qpn)
+            .filter_map(|qp| qp.current.as_mut())
+            .filter(|send| (send.remote_lid, send.remote_qpn) == (lid, qpn))
             .find_map(|send| send.receive.take())
     }
 
-    /// Handles the driver's answer to a page fault.
-    pub(crate) fn resumed(&mut self, pending: Pending, error: bool) {
+    /// Handles a driver's answer to a page fault. The queue pair may wait no longer.
+    pub(crate) fn resumed(&mut self, answered: Answered) {
+        let Answered {
+            token,
+            pending,
+            error,
+        } = answered;
+        let is_far = pending.is_far;
         let Some(qp) = self.qps.get_mut(&pending.qpn) else {
             return;
         };
+        if qp.wait != (Wait::Fault { token, is_far }) {
+            return;
+        }
         qp.wait = Wait::No;
         if !error {
             return self.queue(pending.qpn);

@@ -77,6 +77,7 @@ impl Device {
             Ok(taken)
         };
         let mut remote_qpn = l.qpc.remote_qpn.get(&qp.context) as u32;
+        let mut remote_lid = l.qpc.rlid.get(&qp.context) as u16;
         let mut remote_srqn = None;
         if qp.service == st.xrc {
             let xrc = take(l.xrc.size)?;
@@ -86,6 +87,7 @@ impl Device {
             let base = take(l.base_av.size)?;
             let to = l.base_av.dqp_dct.get(base);
             remote_qpn = to as u32 & 0xff_ffff;
+            remote_lid = l.base_av.rlid.get(base) as u16;
             // The longer form of an address.
             if to & self.c.misc.extended_av != 0 {
                 take(l.av.size - l.base_av.size)?;
@@ -141,6 +143,7 @@ impl Device {
             is_signaled: flags & self.c.misc.cq_update != 0,
             is_solicited: flags & self.c.misc.solicited != 0,
             imm: imm.to_be_bytes(),
+            remote_lid,
             remote_qpn,
             remote_srqn,
             remote,

@@ -1,6 +1,6 @@
 //! Commands of the port and of multicast groups.
 
-use super::{Answer, GUID, Status};
+use super::{Answer, Status};
 use crate::device::{Device, Gid};
 
 /// The port capability that a driver may change: whether there is a communication manager.
@@ -9,15 +9,20 @@ const PORT_MAY_CHANGE: u64 = 1 << 16;
 pub(crate) const MAX_MEMBERS: u64 = 8;
 
 impl Device {
+    /// The GUID of the port and of the node.
+    pub(super) fn guid(&self) -> u64 {
+        0x0002_c903_0000_0000 | u64::from(self.options.lid)
+    }
+
     pub(super) fn vport_context(&self, out: &mut [u8]) {
         let l = &self.l.vport_context;
         // Active, link up.
         l.vport_state.set(out, 4);
         l.port_physical_state.set(out, 5);
-        l.port_guid.set(out, GUID);
-        l.node_guid.set(out, GUID);
-        l.system_image_guid.set(out, GUID);
-        l.lid.set(out, 1);
+        l.port_guid.set(out, self.guid());
+        l.node_guid.set(out, self.guid());
+        l.system_image_guid.set(out, self.guid());
+        l.lid.set(out, u64::from(self.options.lid));
         l.sm_lid.set(out, 1);
         l.subnet_timeout.set(out, 18);
         l.cap_mask1.set(out, self.port_capabilities);
