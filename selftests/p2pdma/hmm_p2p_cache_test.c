@@ -38,7 +38,7 @@ TEST_F_TIMEOUT(p2p, least_recently_used, TIMEOUT_S)
 {
 	struct p2p_cache *cache = p2p_cache_new(&self->nic, 3 * LEN);
 	struct p2p_buf buf[4], large;
-	__u32 handle, again;
+	__u32 handle, again, part;
 	int i;
 
 	ASSERT_NE(NULL, cache);
@@ -53,7 +53,7 @@ TEST_F_TIMEOUT(p2p, least_recently_used, TIMEOUT_S)
 	EXPECT_EQ(3U, stats(_metadata, cache).misses);
 	EXPECT_EQ(0U, stats(_metadata, cache).evictions);
 
-	/* There is no room for a fourth: that of 1 was used before the others */
+	/* There is no room for a fourth: buffer 1 was used before the others */
 	ASSERT_EQ(0, p2p_cache_get(cache, buf[3].p, LEN, 0, &again));
 	EXPECT_EQ(1U, stats(_metadata, cache).evictions);
 	ASSERT_EQ(0, p2p_cache_get(cache, buf[0].p, LEN, 0, &again));
@@ -66,6 +66,10 @@ TEST_F_TIMEOUT(p2p, least_recently_used, TIMEOUT_S)
 	/* Other rights are another registration */
 	ASSERT_EQ(0, p2p_cache_get(cache, buf[1].p, LEN, WRITE, &handle));
 	EXPECT_NE(handle, again);
+	/* So is a part of the buffer, which takes room of its own */
+	ASSERT_EQ(0, p2p_cache_get(cache, buf[1].p, LEN - P2P_PAGE, WRITE,
+				   &part));
+	EXPECT_NE(handle, part);
 	EXPECT_EQ(-E2BIG, p2p_cache_get(cache, large.p, large.len, 0,
 					&handle));
 	p2p_cache_free(cache);

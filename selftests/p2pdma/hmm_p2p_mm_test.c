@@ -274,7 +274,7 @@ TEST_F_TIMEOUT(p2p, mremap, TIMEOUT_S)
 	p2p_buf_free(_metadata, self, &buf);
 }
 
-/* What was never touched is zero, and not what VRAM held before */
+/* Pages that were never touched are zero, and do not show old VRAM content */
 TEST_F_TIMEOUT(p2p, hole, TIMEOUT_S)
 {
 	unsigned char data[8 * 4096];

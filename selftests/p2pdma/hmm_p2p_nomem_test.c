@@ -60,7 +60,7 @@ static void buf_end(struct __test_metadata *_metadata, P2P_SELF *p2p,
 	p2p_buf_free(_metadata, p2p, buf);
 }
 
-/* What has not moved for lack of memory moves now */
+/* Pages that have not moved for lack of memory move now */
 static void to_vram_again(struct __test_metadata *_metadata, P2P_SELF *p2p,
 			  struct p2p_buf *buf)
 {

@@ -231,7 +231,7 @@ static void fail_huge(struct __test_metadata *_metadata, RDMA_SELF *self,
 	EXPECT_EQ(pages, stats.pages[p2p_path_reason(self->path)]);
 	EXPECT_EQ(1U, stats.pages[P2PTEST_REASON_MAP_FAILED]);
 
-	/* What is mapped needs no other fault: neither the victim nor others */
+	/* Mapped pages need no other fault: neither the victim nor others */
 	for (i = HUGE_VICTIM - 1; i <= HUGE_VICTIM + 1; i++) {
 		pos = i * P2P_PAGE + 16;
 		p2p_fill(data, AFTER, pos, sizeof(data));

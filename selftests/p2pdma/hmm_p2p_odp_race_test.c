@@ -24,8 +24,8 @@ static void *rdma_transfer(void *arg)
 }
 
 /*
- * What was unmapped is not written any more, and its VRAM may be reused. In
- * particular the page that DMA is in flight to when it is unmapped.
+ * The NIC does not write to unmapped pages, and their VRAM may be reused. In
+ * particular not to the page that DMA is in flight to when it is unmapped.
  */
 TEST_F_TIMEOUT(odp, unmap, TIMEOUT_S)
 {
@@ -240,7 +240,7 @@ TEST_F_TIMEOUT(odp, atomic_added, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
-/* Who moves the pages, how often, until it is told to stop */
+/* A thread that moves the pages until @stop is set, and how often it did */
 
 struct mover {
 	pthread_t thread;

@@ -10,7 +10,7 @@
 
 #define PAGES		16U
 
-/* What is in VRAM, and is then written and read by DMA */
+/* Pages in VRAM, which DMA then writes and reads */
 
 FIXTURE(odp_place)
 {
@@ -187,7 +187,7 @@ TEST_F_TIMEOUT(odp, read_only, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
-/* What was faulted to read, the zero page first of all, is not written to */
+/* A page that was faulted to read, like the zero page, is not written to */
 TEST_F_TIMEOUT(odp, upgrade, TIMEOUT_S)
 {
 	struct p2ptest_rdma_page page;
@@ -460,7 +460,7 @@ TEST_F_TIMEOUT(odp_hugetlb, transfer, TIMEOUT_S)
 	rdma_buf_free(_metadata, rdma, &buf);
 }
 
-/* The device is told that pages are huge, which an alias need not be */
+/* The device uses huge translations, but an alias need not be huge */
 TEST_F_TIMEOUT(odp, hugetlb_vram, TIMEOUT_S)
 {
 	struct p2ptest_gpu_info before;
@@ -644,7 +644,7 @@ TEST_F_TIMEOUT(odp, foreign, TIMEOUT_S)
 	EXPECT_EQ(-ENOENT, rdma_dereg(self->fd, buf.handle));
 }
 
-/* What not every kind of region can do */
+/* Operations that not every kind of region supports */
 TEST_F_TIMEOUT(odp, kinds, TIMEOUT_S)
 {
 	struct p2ptest_rdma_page page = { .kind = 0xff };
@@ -805,7 +805,7 @@ FIXTURE_TEARDOWN_PARENT(odp_reload)
 	odp_teardown(_metadata, &self->rdma, NULL);
 }
 
-/* A transfer is as large as the driver was told, if it fits the device */
+/* A transfer is as large as max_transfer says, if it fits the device */
 TEST_F_TIMEOUT(odp_reload, max_transfer, TIMEOUT_S)
 {
 	RDMA_SELF *rdma = &self->rdma;

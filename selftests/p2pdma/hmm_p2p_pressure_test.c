@@ -4,8 +4,8 @@
  * and processes that look into others
  *
  * Pages in VRAM have no struct page that these could use, so they leave them where
- * they are or bring them home. What the NIC reaches must not be lost, whoever merges,
- * swaps, limits, collapses, locks, watches, traces or dumps it.
+ * they are or bring them home. Memory that the NIC reaches must not be lost,
+ * whoever merges, swaps, limits, collapses, locks, watches, traces or dumps it.
  */
 #define _GNU_SOURCE
 #include "p2p_fixture.h"
@@ -121,7 +121,7 @@ TEST_F_TIMEOUT(p2p, swap, TIMEOUT_S)
 	if (!has_swap())
 		SKIP(return, "no swap, and no zram");
 	half_init(_metadata, self, &buf);
-	/* What the NIC has mapped is no reason to keep it */
+	/* A mapping of the NIC is no reason to keep a page */
 	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
 	EXPECT_LT(0, number_in("/proc/self/status", "VmSwap:"));
 	EXPECT_EQ(p2p_peer_path(self->path) ? PAGES / 2 : 0,
@@ -444,7 +444,7 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 	half_end(_metadata, self, &buf);
 }
 
-/* What is locked is in memory: of the CPU */
+/* mlock() brings pages to memory of the CPU */
 TEST_F_TIMEOUT(p2p, lock, TIMEOUT_S)
 {
 	struct p2p_buf buf;
@@ -479,27 +479,34 @@ struct pager {
 	struct p2p_buf *buf;
 };
 
+/* What went wrong, or NULL */
+static char *provide(const struct pager *pager, const struct uffd_msg *msg)
+{
+	unsigned char page[P2P_PAGE];
+	struct uffdio_copy copy = {
+		.src = (uintptr_t)page,
+		.dst = msg->arg.pagefault.address & ~(P2P_PAGE - 1),
+		.len = P2P_PAGE,
+	};
+
+	p2p_fill(page, BEFORE, copy.dst - (uintptr_t)pager->buf->p, P2P_PAGE);
+	return ioctl(pager->fd, UFFDIO_COPY, &copy) ? "no page" : NULL;
+}
+
 /* Pages that were missing come from here */
 static void *answer(void *arg)
 {
-	unsigned char page[P2P_PAGE];
-	struct pager *pager = arg;
+	const struct pager *pager = arg;
 	struct uffd_msg msg;
 	unsigned int i;
+	char *what;
 
 	for (i = 0; i < PAGES / 2; i++) {
-		struct uffdio_copy copy = {
-			.src = (uintptr_t)page,
-			.len = P2P_PAGE,
-		};
-
 		if (read(pager->fd, &msg, sizeof(msg)) != sizeof(msg))
 			return "no message";
-		copy.dst = msg.arg.pagefault.address & ~(P2P_PAGE - 1);
-		p2p_fill(page, BEFORE, copy.dst - (uintptr_t)pager->buf->p,
-			 P2P_PAGE);
-		if (ioctl(pager->fd, UFFDIO_COPY, &copy))
-			return "no page";
+		what = provide(pager, &msg);
+		if (what)
+			return what;
 	}
 	return NULL;
 }
@@ -526,6 +533,62 @@ TEST_F_TIMEOUT(p2p, userfault, TIMEOUT_S)
 	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
 	close(pager.fd);
 	half_end(_metadata, self, &buf);
+}
+
+/* A registration finds so many pages at a time */
+#define BATCH	512U
+
+struct pinner {
+	P2P_SELF *self;
+	struct p2p_buf *buf;
+};
+
+static void *pin(void *arg)
+{
+	struct pinner *p = arg;
+	int ret = p2p_nic_pin(&p->self->nic, p->buf->p, p->buf->len,
+			      P2PTEST_NIC_MR_WRITE, &p->buf->handle);
+
+	return (void *)(long)ret;
+}
+
+/*
+ * While a registration waits for its last page, one that was mapped already is
+ * given back. The card gets all of them.
+ */
+TEST_F_TIMEOUT(p2p, userfault_revoked, TIMEOUT_S)
+{
+	struct p2ptest_nic_pinned pinned;
+	struct p2p_buf buf, last;
+	struct pinner pinner = { .self = self, .buf = &buf };
+	struct pager pager = { .buf = &buf };
+	struct p2p_view view;
+	struct uffd_msg msg;
+	pthread_t thread;
+	void *ret;
+
+	p2p_buf_alloc(_metadata, &buf, BATCH + 1, BEFORE);
+	last = (struct p2p_buf){ .p = buf.p + BATCH * P2P_PAGE, .len = P2P_PAGE };
+	ASSERT_EQ(0, madvise(last.p, last.len, MADV_DONTNEED));
+	pager.fd = uffd_open(_metadata, &last);
+	if (pager.fd < 0 && access(UFFD_SYSCTL, F_OK))
+		SKIP(return, "no userfaultfd");
+	ASSERT_LE(0, pager.fd);
+	ASSERT_EQ(0, pthread_create(&thread, NULL, pin, &pinner));
+	ASSERT_EQ((ssize_t)sizeof(msg), read(pager.fd, &msg, sizeof(msg)));
+	ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu, buf.p, P2P_PAGE));
+	EXPECT_EQ(NULL, provide(&pager, &msg));
+	ASSERT_EQ(0, pthread_join(thread, &ret));
+	ASSERT_EQ(0, (long)ret);
+
+	ASSERT_EQ(0, p2p_nic_pinned(&self->nic, buf.handle, &pinned, &view));
+	EXPECT_EQ(1U, pinned.revoked);
+	EXPECT_EQ(buf.pages + 1, pinned.mapped);
+	EXPECT_EQ(0U, view.kind[P2PTEST_PAGE_UNMAPPED]);
+	EXPECT_EQ(0, p2p_nic_unpin(&self->nic, buf.handle));
+	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
+	close(pager.fd);
+	EXPECT_EQ(0, munmap(buf.p, buf.len));
 }
 
 /* Nobody does: who waits for it can be killed, and then the NIC can go */
@@ -713,7 +776,7 @@ TEST_F_TIMEOUT(p2p, tracer, TIMEOUT_S)
 #define CPU1	"/sys/devices/system/cpu/cpu1/online"
 #define CPU_ROUNDS	4U
 
-/* What goes on beside the NIC until it is told to stop */
+/* A thread that runs beside the NIC until @stop is set */
 struct beside {
 	pthread_t thread;
 	P2P_SELF *self;

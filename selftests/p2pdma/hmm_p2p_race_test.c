@@ -9,7 +9,7 @@
  */
 #include "p2p_fixture.h"
 
-/* What was unmapped is not written any more, and its VRAM may be reused */
+/* The NIC does not write to unmapped pages, and their VRAM may be reused */
 TEST_F_TIMEOUT(p2p, unmap, TIMEOUT_S)
 {
 	const size_t hole = 32 * P2P_PAGE, hole_len = 16 * P2P_PAGE;
@@ -346,7 +346,7 @@ TEST_F_TIMEOUT(p2p, moving, TIMEOUT_S)
 	p2p_buf_free(_metadata, self, &m.buf);
 }
 
-/* More memory than VRAM: what has to leave is told to the NIC, and intact */
+/* More memory than VRAM: pages leave, the NIC drops them, and data is intact */
 TEST_F_TIMEOUT(p2p, overcommit, TIMEOUT_S)
 {
 	const size_t step = 4UL << 20;

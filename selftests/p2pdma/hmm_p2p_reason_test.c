@@ -9,9 +9,9 @@
  * administrator's policy, BAR windows smaller than VRAM, a wrong alias, two
  * GPUs, a NIC that cannot express an address, and one with other transfers.
  *
- * What depends on the topology is skipped in others, so one run cannot pass all
- * of them. The same goes for tests that reload a driver: they need to know
- * where the modules are (P2PTEST_MODDIR).
+ * Tests that depend on the topology are skipped in others, so one run cannot
+ * pass all of them. The same goes for tests that reload a driver: they need to
+ * know where the modules are (P2PTEST_MODDIR).
  */
 #include "p2p_fixture.h"
 
@@ -600,7 +600,7 @@ TEST_F_TIMEOUT(p2p_reload, out_of_reach, TIMEOUT_S)
 	p2p_nic_close(&p2p->nic);
 }
 
-/* A transfer is as large as the driver was told, if it fits the device. */
+/* A transfer is as large as max_transfer says, if it fits the device. */
 TEST_F_TIMEOUT(p2p_reload, max_transfer, TIMEOUT_S)
 {
 	P2P_SELF *p2p = &self->p2p;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Test of registrations: a card without page faults gets the addresses of
- * buffers once, copies from one to the other, and gives them back when told
+ * buffers once, copies from one to the other, and drops them when they move
  *
  * The test NIC keeps the addresses in a list of its own, and uses nothing else.
  * Pages must leave that list before they move, whoever moves them.
@@ -220,7 +220,7 @@ static __u64 revoked(struct __test_metadata *_metadata, P2P_SELF *self,
 	return pinned.revoked;
 }
 
-/* Pages move, and move back: each time the card is told, and finds them again */
+/* Pages move, and move back: each time the card drops and then finds them */
 TEST_F_TIMEOUT(p2p, moved, TIMEOUT_S)
 {
 	struct p2ptest_nic_copy done = { };
@@ -268,7 +268,7 @@ TEST_F_TIMEOUT(p2p, moved, TIMEOUT_S)
 	side_free(_metadata, self, &dst);
 }
 
-/* The CPU always wins: it touches a page, and the card is told */
+/* The CPU always wins: it touches a page, and the card drops the page */
 TEST_F_TIMEOUT(p2p, touched, TIMEOUT_S)
 {
 	struct side src, dst;
@@ -319,7 +319,7 @@ TEST_F_TIMEOUT(p2p, reused, TIMEOUT_S)
 	to_place(_metadata, &src);
 	EXPECT_EQ(0, copy(self, &src, &dst, NULL));
 	p2p_buf_cpu_read(_metadata, &dst.buf, AFTER);
-	/* What is there now is written, too, and not the other's */
+	/* The card also writes to the new memory, and not to the other's */
 	p2p_fill(dst.buf.p, BEFORE, 0, dst.buf.len);
 	EXPECT_EQ(0, copy(self, &dst, &src, NULL));
 	p2p_buf_cpu_read(_metadata, &src.buf, BEFORE);
@@ -403,8 +403,8 @@ TEST_F_TIMEOUT(p2p, moving, TIMEOUT_S)
 }
 
 /*
- * Two registrations of the same memory: the end of one is not that of the other, and
- * the end of the memory is that of both
+ * Two registrations of the same memory: when one ends, the other stays; when
+ * the memory goes, both lose it
  */
 TEST_F_TIMEOUT(p2p, twice, TIMEOUT_S)
 {
@@ -822,7 +822,7 @@ TEST_F_TIMEOUT(p2p, bad_copy, TIMEOUT_S)
 			   dst.buf.len - 48);
 	ASSERT_EQ(0, p2p_nic_unpin(&self->nic, inside.buf.handle));
 
-	/* What was registered for reading is not written */
+	/* The card does not write to a buffer registered for reading */
 	ASSERT_EQ(0, p2p_nic_pin(&self->nic, dst.buf.p, dst.buf.len, 0,
 				 &inside.buf.handle));
 	EXPECT_EQ(-EPERM, copy(self, &src, &inside, NULL));

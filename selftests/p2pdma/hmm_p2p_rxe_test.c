@@ -65,7 +65,7 @@ TEST_F_TIMEOUT(rxe, mixed, TIMEOUT_S)
 	rxe_buf_free(_metadata, &buf);
 }
 
-/* What a transfer does not touch stays in VRAM */
+/* Pages that a transfer does not touch stay in VRAM */
 TEST_F_TIMEOUT(rxe, part, TIMEOUT_S)
 {
 	const size_t from = 3 * P2P_PAGE + 100, to = 6 * P2P_PAGE + 50;
@@ -325,7 +325,7 @@ TEST_F_TIMEOUT(rxe, huge, TIMEOUT_S)
 	rxe_buf_free(_metadata, &buf);
 }
 
-/* A thread that moves memory to VRAM until it is told to stop */
+/* A thread that moves memory to VRAM until @stop is set */
 struct mover {
 	pthread_t thread;
 	RXE_SELF *self;

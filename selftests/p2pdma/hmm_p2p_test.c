@@ -3,8 +3,8 @@
  * Test of hmm_range_fault() with peer-to-peer DMA: the data path
  *
  * A NIC reads and writes memory of a process by user address, wherever that
- * memory is. What is in a GPU has to be reached there, if there is a path, and
- * has to come home, if there is none. The data must be right in all cases.
+ * memory is. Pages in a GPU have to be reached there if there is a path, and
+ * have to come home if there is none. The data must be right in all cases.
  *
  * This is the first of six programs that share p2p_fixture.h:
  *
@@ -362,7 +362,7 @@ TEST_F_TIMEOUT(p2p, thp_inside, TIMEOUT_S)
 		p2p_vram_pattern(_metadata, self, locs + first, n, AFTER);
 	}
 
-	/* What is left of the folio after a part was unmapped still works */
+	/* The rest of the folio still works after a part was unmapped */
 	ASSERT_EQ(0, munmap(buf.p + P2P_HUGE / 2, P2P_HUGE / 2));
 	p2p_fill(data, OTHER, 0, sizeof(data));
 	EXPECT_EQ(0, p2p_nic_write(&self->nic, handle,
@@ -537,7 +537,7 @@ TEST_F_TIMEOUT(p2p, back_and_forth, TIMEOUT_S)
 		if (p2p_peer_path(self->path))
 			ASSERT_EQ((long)buf.pages,
 				  p2p_gpu_to_host(&self->gpu, buf.p, buf.len));
-		/* The NIC was told, and asks again when it needs the page */
+		/* The NIC dropped the page, and asks again when it needs it */
 		if (p2p_peer_path(self->path)) {
 			ASSERT_EQ(0, p2p_nic_view(&self->nic, buf.handle,
 						  buf.p, buf.len, &view));

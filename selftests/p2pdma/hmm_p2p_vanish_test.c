@@ -47,7 +47,7 @@ struct shared {
 	bool run;
 	bool gpu_gone;
 	bool end;
-	bool stop;		/* something is wrong, and has been told */
+	bool stop;		/* something is wrong, and is reported */
 	struct {
 		unsigned int looked;
 		long resident;
@@ -73,7 +73,7 @@ struct worker {
 #define load(x)		__atomic_load_n(&(x), __ATOMIC_ACQUIRE)
 #define store(x, v)	__atomic_store_n(&(x), v, __ATOMIC_RELEASE)
 
-/* The first thing that is wrong is told, and ends everything */
+/* Report the first error, and end everything */
 __printf(2, 3)
 static void wrong(struct worker *w, const char *fmt, ...)
 {

@@ -7,15 +7,20 @@
  * new pattern to it and read it back by DMA. Then the GPU reads it, and the CPU
  * does, which brings it home. At each step the program compares what it sees,
  * and if it is given a judge, the judge compares what is in VRAM meanwhile. The
- * result is a JSON object. It is not a test of everything: that is what
- * hmm_p2p_test and its companions are for. What the NIC and the GPU are, the
- * program's other files say: p2p_demo.h.
+ * result is a JSON object. It is not a test of everything: hmm_p2p_test and its
+ * companions are. The program's other files have the NIC and the GPU: see
+ * p2p_demo.h.
  *
  * Scenarios:
  *	resident	all pages are in the GPU
  *	mixed		of eight pages four are in the GPU, four in RAM
  *	thp		as resident, with memory of 2 MiB folios
  *	two-gpus	one half is in GPU 0, the other in GPU 1
+ *	gpu-gpu		one half is the source: its first part is in GPU 0, the
+ *			second in GPU 1. The other half is the destination, whose
+ *			first part is in GPU 1. The NIC does not write a new
+ *			pattern: it copies the source to the destination, and
+ *			thus from each GPU to the other. For NICs that can.
  *
  * Judge: whoever runs the guest and can see the file that is the GPU's VRAM.
  * The program writes a line of JSON to a character device (a virtio port) and
@@ -67,7 +72,7 @@
 #define SEED_RUNS	1000000ULL
 #define SEED_STEP	1000000000ULL
 
-enum scenario { RESIDENT, MIXED, THP, TWO_GPUS };
+enum scenario { RESIDENT, MIXED, THP, TWO_GPUS, GPU_GPU };
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -76,6 +81,7 @@ static const char *const scenario_names[] = {
 	[MIXED]		= "mixed",
 	[THP]		= "thp",
 	[TWO_GPUS]	= "two-gpus",
+	[GPU_GPU]	= "gpu-gpu",
 };
 
 struct demo {
@@ -93,9 +99,12 @@ struct demo {
 	unsigned char *buf;
 	unsigned char *copy;
 	__u64 seed_cpu;
-	__u64 seed_nic;
+	__u64 seed_nic;			/* of the buffer after the DMA */
+	size_t period;			/* pages after which the pattern begins again */
 	size_t pages;
 	size_t len;
+	char nic[P2P_PCI_NAME];
+	struct p2p_trace trace;
 	/* By page: the GPU that holds it, or -1, and where in its VRAM */
 	int *home_gpu;
 	__u64 *offset;
@@ -208,7 +217,7 @@ static void judge_somewhere(struct demo *d, int gpu, __u64 seed,
 		if (!is_asked(d, i, gpu, peer))
 			continue;
 		fprintf(d->judge, "%s{\"seed\":%llu,\"index\":%zu}", sep, seed,
-			i);
+			i % d->period);
 		sep = ",";
 	}
 	fputs("]}", d->judge);
@@ -237,7 +246,7 @@ static void judge_pages(struct demo *d, const char *op, int gpu, __u64 seed,
 			continue;
 		fprintf(d->judge,
 			"%s{\"off\":%llu,\"seed\":%llu,\"index\":%zu}",
-			sep, d->offset[i], seed, i);
+			sep, d->offset[i], seed, i % d->period);
 		sep = ",";
 	}
 	fputs("]", d->judge);
@@ -258,22 +267,29 @@ static void judge_pages(struct demo *d, const char *op, int gpu, __u64 seed,
 
 /* Steps */
 
-static void compare(struct demo *d, const char *who, const void *buf,
+static void compare(struct demo *d, const char *who, const unsigned char *buf,
 		    __u64 seed, size_t pos, size_t len)
 {
-	size_t same = p2p_compare(buf, seed, pos, len);
+	const size_t period = d->period * P2P_PAGE, end = pos + len;
+	size_t n, same;
 
-	if (same == len)
+	for (; pos < end; pos += n, buf += n) {
+		n = period - pos % period;
+		if (n > end - pos)
+			n = end - pos;
+		same = p2p_compare(buf, seed, pos % period, n);
+		if (same == n)
+			continue;
+		d->intact = false;
+		fail(d, "%s: byte %zu of page %zu is wrong", who,
+		     (pos + same) % P2P_PAGE, (pos + same) / P2P_PAGE);
 		return;
-	d->intact = false;
-	fail(d, "%s: byte %zu of page %zu is wrong", who,
-	     (pos + same) % P2P_PAGE, (pos + same) / P2P_PAGE);
+	}
 }
 
 static void open_devices(struct demo *d)
 {
-	int want = d->scenario == TWO_GPUS ? 2 : 1;
-	char name[P2P_PCI_NAME];
+	int want = d->scenario == TWO_GPUS || d->scenario == GPU_GPU ? 2 : 1;
 	const char *what;
 	int i, ret;
 
@@ -286,12 +302,14 @@ static void open_devices(struct demo *d)
 		}
 		d->nr_gpus++;
 	}
-	ret = demo_nic_open(name, &what);
+	ret = demo_nic_open(d->nic, &what);
 	if (ret)
 		stop(d, ret == -ENOENT ? EXIT_SKIPPED : EXIT_FAILED, "%s: %s",
 		     what, strerror(-ret));
 	else
-		d->translated = p2p_pci_translated(name);
+		d->translated = p2p_pci_translated(d->nic);
+	if (d->scenario == GPU_GPU && (!demo_nic_copy || !demo_gpu_phys))
+		stop(d, EXIT_SKIPPED, "not for this NIC, or not for this GPU");
 }
 
 static void alloc_memory(struct demo *d)
@@ -301,6 +319,7 @@ static void alloc_memory(struct demo *d)
 
 	d->seed_cpu = SEED_CPU + run * SEED_STEP;
 	d->seed_nic = SEED_NIC + run * SEED_STEP;
+	d->period = d->pages;
 	d->buf = d->scenario == THP ? p2p_alloc_huge(d->len) :
 				      p2p_alloc(d->len);
 	d->copy = malloc(d->len);
@@ -326,6 +345,8 @@ static int wanted_gpu(const struct demo *d, size_t i)
 		return i / 4 % 2 ? -1 : 0;
 	case TWO_GPUS:
 		return i < d->pages / 2 ? 0 : 1;
+	case GPU_GPU:
+		return i < d->pages / 4 || i >= d->pages / 4 * 3 ? 0 : 1;
 	default:
 		return 0;
 	}
@@ -476,6 +497,30 @@ out:
 	free(offset);
 }
 
+/*
+ * The address of a page that did not move is in the BAR of the GPU that has it, at
+ * the page's place
+ */
+static void check_addresses(struct demo *d)
+{
+	__u64 phys, expected;
+	size_t i;
+	int ret;
+
+	for (i = 0; !d->exit_code && i < d->pages; i++) {
+		if (!d->peer[i])
+			continue;
+		ret = demo_gpu_phys(d->home_gpu[i], d->offset[i], &expected);
+		ret = ret ?: p2p_trace_phys(&d->trace, d->nic,
+					    d->buf + i * P2P_PAGE, &phys);
+		if (ret)
+			fail(d, "no address of page %zu: %s", i, strerror(-ret));
+		else if (phys != expected)
+			fail(d, "page %zu is at 0x%llx, but the NIC has 0x%llx", i,
+			     expected, phys);
+	}
+}
+
 static void check_counters(struct demo *d)
 {
 	int i;
@@ -494,6 +539,23 @@ static void check_counters(struct demo *d)
 	}
 }
 
+/* The NIC changes the buffer: by a new pattern, or by a copy of one half */
+static int change(struct demo *d, struct p2ptest_nic_xfer *xfer)
+{
+	int ret;
+
+	if (d->scenario != GPU_GPU) {
+		p2p_fill(d->copy, d->seed_nic, 0, d->len);
+		return demo_nic_write(d->copy, xfer);
+	}
+	d->seed_nic = d->seed_cpu;
+	d->period = d->pages / 2;
+	ret = demo_nic_copy(0, d->len / 2, d->len / 2, xfer);
+	/* It read that much of the buffer, and wrote as much */
+	xfer->done *= 2;
+	return ret;
+}
+
 static void dma(struct demo *d)
 {
 	struct p2ptest_nic_xfer xfer;
@@ -508,14 +570,20 @@ static void dma(struct demo *d)
 	/* To register may be to reach pages already, which counts */
 	d->have_stats = !p2p_stats_read(&d->stats);
 	before = count_migrations(d);
+	if (d->scenario == GPU_GPU) {
+		ret = p2p_trace_start(&d->trace);
+		if (ret) {
+			fail(d, "cannot trace: %s", strerror(-ret));
+			return;
+		}
+	}
 	ret = demo_nic_reg(d->buf, d->len);
 	if (ret) {
 		fail(d, "cannot register the buffer: %s", strerror(-ret));
 		return;
 	}
 
-	p2p_fill(d->copy, d->seed_nic, 0, d->len);
-	ret = demo_nic_write(d->copy, &xfer);
+	ret = change(d, &xfer);
 	d->bytes += xfer.done;
 	d->faults += xfer.faults;
 	d->retries += xfer.retries;
@@ -528,6 +596,8 @@ static void dma(struct demo *d)
 	if (d->exit_code)
 		return;
 	check_residence(d);
+	if (d->scenario == GPU_GPU)
+		check_addresses(d);
 	for (g = 0; g < d->nr_gpus; g++)
 		judge_pages(d, "check", g, d->seed_nic, d->peer);
 
@@ -677,7 +747,7 @@ static int usage(const char *what)
 {
 	fprintf(stderr,
 		"p2p_demo: %s\n"
-		"p2p_demo --scenario resident|mixed|thp|two-gpus\n"
+		"p2p_demo --scenario resident|mixed|thp|two-gpus|gpu-gpu\n"
 		"	[--pages N] [--judge PATH] [--out FILE]\n"
 		"	[--expect-kind bus_addr|host_bridge|host]\n"
 		"	[--expect-peer N] [--expect-home N]\n", what);
@@ -756,6 +826,8 @@ static int parse_args(struct demo *d, int argc, char **argv, const char **judge)
 	d->pages = pages ? pages : d->scenario == THP ? 512 : 64;
 	if (d->scenario == THP && d->pages % 512)
 		return usage("thp needs a multiple of 512 pages");
+	if (d->scenario == GPU_GPU && d->pages % 4)
+		return usage("gpu-gpu needs a multiple of 4 pages");
 	d->len = d->pages * P2P_PAGE;
 	return 0;
 }
@@ -785,6 +857,8 @@ int main(int argc, char **argv)
 		dma(&d);
 	if (!d.exit_code)
 		take_home(&d);
+	if (d.trace.dir[0])
+		p2p_trace_stop(&d.trace);
 	demo_nic_close();
 	demo_gpu_close();
 	/* Nobody has compared everything if it stopped on the way */

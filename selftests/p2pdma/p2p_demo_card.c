@@ -41,11 +41,8 @@ void demo_nic_close(void)
 	p2p_nic_close(&nic);
 }
 
-static int copy(__u32 src, __u32 dst, struct p2ptest_nic_xfer *xfer)
+static int copy(struct p2ptest_nic_copy copy, struct p2ptest_nic_xfer *xfer)
 {
-	struct p2ptest_nic_copy copy = {
-		.src = src, .dst = dst, .len = region_len,
-	};
 	int ret = p2p_nic_copy(&nic, &copy);
 
 	*xfer = (struct p2ptest_nic_xfer){
@@ -57,7 +54,9 @@ static int copy(__u32 src, __u32 dst, struct p2ptest_nic_xfer *xfer)
 int demo_nic_write(const void *buf, struct p2ptest_nic_xfer *xfer)
 {
 	memcpy(side, buf, region_len);
-	return copy(side_handle, handle, xfer);
+	return copy((struct p2ptest_nic_copy){
+		.src = side_handle, .dst = handle, .len = region_len,
+	}, xfer);
 }
 
 int demo_nic_read(void *buf, struct p2ptest_nic_xfer *xfer)
@@ -65,9 +64,20 @@ int demo_nic_read(void *buf, struct p2ptest_nic_xfer *xfer)
 	int ret;
 
 	memset(side, 0, region_len);
-	ret = copy(handle, side_handle, xfer);
+	ret = copy((struct p2ptest_nic_copy){
+		.src = handle, .dst = side_handle, .len = region_len,
+	}, xfer);
 	memcpy(buf, side, region_len);
 	return ret;
+}
+
+int demo_nic_copy(size_t from, size_t to, size_t len,
+		  struct p2ptest_nic_xfer *xfer)
+{
+	return copy((struct p2ptest_nic_copy){
+		.src = handle, .src_offset = from,
+		.dst = handle, .dst_offset = to, .len = len,
+	}, xfer);
 }
 
 int demo_nic_query(struct p2ptest_nic_page *pages)

@@ -4,6 +4,7 @@
  */
 #include "p2p_demo.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 static struct p2p_gpu gpus[P2P_MAX_DEVS] = {
@@ -45,6 +46,17 @@ int demo_gpu_lookup(int gpu, const void *addr, size_t len, __u64 *offsets)
 				     p2p_loc_offset(offsets[i]) :
 				     DEMO_GPU_NOT_HERE;
 	return ret;
+}
+
+int demo_gpu_phys(int gpu, __u64 offset, __u64 *phys)
+{
+	__u64 start, end;
+	int ret = p2p_gpu_bar(&gpus[gpu], &start, &end);
+
+	if (ret)
+		return ret;
+	*phys = start + offset;
+	return *phys < end ? 0 : -ERANGE;
 }
 
 int demo_gpu_migrations(int gpu, __u64 *count)

@@ -6,9 +6,9 @@
 #define P2P_DRM_H
 
 /*
- * The first render node of a driver, or that of the PCI device @pci_name if it
- * is not NULL. -ENODEV if there is none; another error if a node that there is
- * cannot be opened, and none of the others is the one.
+ * The first render node of a driver, or the node of the PCI device @pci_name if
+ * it is not NULL. -ENODEV if there is none; another error if a node that there
+ * is cannot be opened, and none of the others is the one.
  */
 int p2p_render_open(const char *driver, const char *pci_name);
 /* The same of one node, by its number */

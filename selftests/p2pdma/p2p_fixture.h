@@ -158,7 +158,7 @@ static inline void p2p_vram_pattern(struct __test_metadata *_metadata,
 	munmap((void *)vram, len);
 }
 
-/* Ask the system itself, because nobody told */
+/* P2PTEST_EXPECT is not set: ask the system itself */
 static inline enum p2p_expect p2p_probe(struct __test_metadata *_metadata,
 					P2P_SELF *self)
 {

@@ -33,8 +33,8 @@
 #define OTHER	300
 
 /*
- * A transfer takes that of the guest's time, and a page 200 to 400 ms, so that a
- * moment in the middle of the transfer of LONG_PAGES can be chosen by sleeping.
+ * A transfer takes TRANSFER_MS of the guest's time, and a page 200 to 400 ms.
+ * So a sleep can choose a moment in the middle of the transfer of LONG_PAGES.
  */
 #define TRANSFER_MS	100
 #define LONG_PAGES	64U
@@ -139,7 +139,7 @@ static inline bool p2p_huge_pages_fail(struct __test_metadata *_metadata,
 	int fd;
 
 	for (i = 0; i < ARRAY_SIZE(values); i++) {
-		/* What lets them fail comes last, and goes first */
+		/* The probability is set last, and reset first */
 		const char *const *value =
 			values[fail ? i : ARRAY_SIZE(values) - 1 - i];
 

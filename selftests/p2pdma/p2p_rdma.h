@@ -6,7 +6,7 @@
  * "auto", and the path between them, as FIXTURE(p2p) has with the test NIC. The
  * two drivers bind the same device, so that one of them has to be loaded.
  *
- * p2p_harness.h has what is said about time.
+ * For the guest's time, see p2p_harness.h.
  */
 #ifndef P2P_RDMA_H
 #define P2P_RDMA_H
@@ -224,7 +224,7 @@ static inline void rdma_expect_pages(struct __test_metadata *_metadata,
 		  rdma_mapped(_metadata, self, buf));
 }
 
-/* Ask the system itself, because nobody told */
+/* P2PTEST_EXPECT is not set: ask the system itself */
 static inline enum p2p_expect rdma_probe(struct __test_metadata *_metadata,
 					 RDMA_SELF *self)
 {

@@ -164,8 +164,7 @@ int p2p_maps_fail(__u64 first_pfn, __u64 last_pfn)
 	return ret ?: fail_set("probability", 100);
 }
 
-/* The BAR that peers reach VRAM by */
-static int alias_bar(const struct p2p_gpu *gpu, __u64 *start, __u64 *end)
+int p2p_gpu_bar(const struct p2p_gpu *gpu, __u64 *start, __u64 *end)
 {
 	char name[P2P_PCI_NAME];
 	int ret = p2p_pci_name(P2P_GPU_DRIVER, gpu->id, name);
@@ -176,7 +175,7 @@ static int alias_bar(const struct p2p_gpu *gpu, __u64 *start, __u64 *end)
 int p2p_map_fails(const struct p2p_gpu *gpu, const void *page)
 {
 	__u64 loc, start, end, pfn;
-	int ret = alias_bar(gpu, &start, &end);
+	int ret = p2p_gpu_bar(gpu, &start, &end);
 
 	ret = ret ?: p2p_gpu_lookup(gpu, page, P2P_PAGE, &loc);
 	if (!ret && !p2p_loc_is_vram(loc))
@@ -190,7 +189,7 @@ int p2p_map_fails(const struct p2p_gpu *gpu, const void *page)
 int p2p_aliases_fail(const struct p2p_gpu *gpu)
 {
 	__u64 start, end;
-	int ret = alias_bar(gpu, &start, &end);
+	int ret = p2p_gpu_bar(gpu, &start, &end);
 
 	return ret ?: p2p_maps_fail(start / P2P_PAGE, end / P2P_PAGE - 1);
 }
@@ -257,6 +256,13 @@ static const char *trace_field(const char *line, const char *name)
 	return NULL;
 }
 
+static bool trace_is_of(const char *f_dev, const char *dev)
+{
+	size_t n = strlen(dev);
+
+	return !strncmp(f_dev, dev, n) && f_dev[n] == ' ';
+}
+
 static int trace_line(const char *line, const char *dev, uintptr_t start,
 		      uintptr_t end, __u64 pages[P2PTEST_REASON_MAX])
 {
@@ -270,8 +276,7 @@ static int trace_line(const char *line, const char *dev, uintptr_t start,
 
 	if (!f_dev || !f_addr || !f_pages || !f_result)
 		return -EBADMSG;
-	if (dev &&
-	    (strncmp(f_dev, dev, strlen(dev)) || f_dev[strlen(dev)] != ' '))
+	if (dev && !trace_is_of(f_dev, dev))
 		return 0;
 	addr = strtoull(f_addr, NULL, 16);
 	npages = strtoull(f_pages, NULL, 0);
@@ -301,27 +306,75 @@ static int trace_line(const char *line, const char *dev, uintptr_t start,
 	return -EBADMSG;
 }
 
+static FILE *trace_open(const struct p2p_trace *trace)
+{
+	char path[160];
+
+	snprintf(path, sizeof(path), "%s/trace", trace->dir);
+	return fopen(path, "re");
+}
+
+/* The fields of the next event, which are in @line, or NULL */
+static const char *trace_next(FILE *f, char *line, int size)
+{
+	const char *event;
+
+	while (fgets(line, size, f)) {
+		event = strstr(line, " hmm_p2p: ");
+		if (line[0] != '#' && event)
+			return event + strlen(" hmm_p2p:");
+	}
+	return NULL;
+}
+
 int p2p_trace_count(const struct p2p_trace *trace, const char *dev,
 		    const void *addr, size_t len,
 		    __u64 pages[P2PTEST_REASON_MAX])
 {
 	uintptr_t start = (uintptr_t)addr & ~(P2P_PAGE - 1);
 	uintptr_t end = ((uintptr_t)addr + len + P2P_PAGE - 1) & ~(P2P_PAGE - 1);
-	char path[160], line[512];
+	const char *event;
+	char line[512];
 	int ret = 0;
 	FILE *f;
 
 	memset(pages, 0, P2PTEST_REASON_MAX * sizeof(*pages));
-	snprintf(path, sizeof(path), "%s/trace", trace->dir);
-	f = fopen(path, "re");
+	f = trace_open(trace);
 	if (!f)
 		return -errno;
-	while (!ret && fgets(line, sizeof(line), f)) {
-		const char *event = strstr(line, " hmm_p2p: ");
+	while (!ret && (event = trace_next(f, line, sizeof(line))))
+		ret = trace_line(event, dev, start, end, pages);
+	fclose(f);
+	return ret;
+}
 
-		if (line[0] != '#' && event)
-			ret = trace_line(event + strlen(" hmm_p2p:"), dev,
-					 start, end, pages);
+int p2p_trace_phys(const struct p2p_trace *trace, const char *dev,
+		   const void *addr, __u64 *phys)
+{
+	const char *event, *f_dev, *f_addr, *f_phys, *f_pages;
+	__u64 first, page = (uintptr_t)addr / P2P_PAGE;
+	int ret = -ENOENT;
+	char line[512];
+	FILE *f;
+
+	f = trace_open(trace);
+	if (!f)
+		return -errno;
+	while ((event = trace_next(f, line, sizeof(line)))) {
+		f_dev = trace_field(event, "dev");
+		f_addr = trace_field(event, "addr");
+		f_phys = trace_field(event, "phys");
+		f_pages = trace_field(event, "npages");
+		if (!f_dev || !f_addr || !f_phys || !f_pages) {
+			ret = -EBADMSG;
+			break;
+		}
+		first = strtoull(f_addr, NULL, 16) / P2P_PAGE;
+		if (!trace_is_of(f_dev, dev) || page < first ||
+		    page - first >= strtoull(f_pages, NULL, 0))
+			continue;
+		*phys = strtoull(f_phys, NULL, 16) + (page - first) * P2P_PAGE;
+		ret = 0;
 	}
 	fclose(f);
 	return ret;
@@ -341,7 +394,7 @@ static int cmp_name(const void *a, const void *b)
 
 /*
  * The device node has no link to the PCI device. Drivers number their devices
- * in the order of probing, which is that of PCI addresses, and a device that
+ * in the order of probing, which is the order of PCI addresses. A device that
  * is bound again takes the number that its absence left free.
  */
 int p2p_pci_name(const char *driver, int id, char name[P2P_PCI_NAME])

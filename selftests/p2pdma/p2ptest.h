@@ -71,8 +71,8 @@ void *p2p_alloc_huge(size_t len);
 /* Bytes of the mapping that begins at @addr that a PMD entry maps */
 long p2p_huge_bytes(const void *addr);
 /*
- * How many pages of the range are device private: their entries are those of
- * a swap, which this process must not have otherwise
+ * How many pages of the range are device private: their entries look like swap
+ * entries, so this process must have no others
  */
 long p2p_device_private(const void *addr, size_t len);
 
@@ -100,6 +100,8 @@ int p2p_gpu_lookup(const struct p2p_gpu *gpu, const void *addr, size_t len,
 /* How many pages of the range are in VRAM, by lookup */
 long p2p_gpu_resident(const struct p2p_gpu *gpu, const void *addr, size_t len);
 int p2p_gpu_window(const struct p2p_gpu *gpu, __u64 start, __u64 size);
+/* The BAR that peers reach VRAM by, as p2p_pci_bar() */
+int p2p_gpu_bar(const struct p2p_gpu *gpu, __u64 *start, __u64 *end);
 int p2p_gpu_inject(const struct p2p_gpu *gpu, bool bad);
 /* Wait until pages_used is @pages again; -ETIMEDOUT after a minute */
 int p2p_gpu_wait_used(const struct p2p_gpu *gpu, __u64 pages);
@@ -191,7 +193,7 @@ int p2p_policy_set(const char *word);
 bool p2p_maps_can_fail(void);
 /* Let each new DMA mapping of these page frames fail from now on */
 int p2p_maps_fail(__u64 first_pfn, __u64 last_pfn);
-/* That of a page in VRAM, and those of all pages there */
+/* The mapping of a page in VRAM, and the mappings of all pages there */
 int p2p_map_fails(const struct p2p_gpu *gpu, const void *page);
 int p2p_aliases_fail(const struct p2p_gpu *gpu);
 int p2p_maps_work(void);
@@ -210,6 +212,12 @@ int p2p_trace_start(struct p2p_trace *trace);
 int p2p_trace_count(const struct p2p_trace *trace, const char *dev,
 		    const void *addr, size_t len,
 		    __u64 pages[P2PTEST_REASON_MAX]);
+/*
+ * The physical address of the page at @addr in the last event of device @dev that
+ * touches it; -ENOENT if there is none
+ */
+int p2p_trace_phys(const struct p2p_trace *trace, const char *dev,
+		   const void *addr, __u64 *phys);
 void p2p_trace_stop(const struct p2p_trace *trace);
 
 /* Devices and drivers */

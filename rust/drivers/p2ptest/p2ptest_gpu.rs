@@ -8,11 +8,11 @@
 //! NIC](srctree/drivers/misc/p2ptest/p2ptest_nic.rs), can reach the pages by DMA where they are, as
 //! far as there are BAR windows for them.
 //!
-//! It exists to test the peer-to-peer support of `hmm_range_fault()`. What is different from a real
-//! GPU: the "GPU" that reads and writes by user address, and that copies pages, is the CPU, through
-//! its mapping of the BAR; and the BAR always shows all of the memory, so that a window is only the
-//! permission to be reached there. Like a real driver's, its windows come from a pool that keeps
-//! idle ones, and the part of the BAR that the pool may use can be made as small as one likes.
+//! It exists to test the peer-to-peer support of `hmm_range_fault()`. It differs from a real GPU:
+//! the CPU reads and writes by user address and copies pages, through its mapping of the BAR; and
+//! the BAR always shows all of the memory, so that a window is only the permission to be reached
+//! there. Like a real driver's, its windows come from a pool that keeps idle ones, and the part of
+//! the BAR that the pool may use can be made as small as one likes.
 //!
 //! - [`gpu::vram`]: the memory: access to it, which of it is free, and the aliases.
 //! - [`gpu::windows`]: what the window pool needs to know about the BAR.

@@ -4,11 +4,11 @@
 //!
 //! It does what an RDMA NIC does with on-demand paging, as far as the kernel is concerned. A
 //! process registers a range of its addresses, a *memory region*, without anything being pinned.
-//! When the NIC is told to read or write there, it faults the pages in, asking for peer addresses
-//! where they are in the memory of another device, maps them for DMA, and reuses the mappings until
-//! the kernel invalidates them. It has no network: what it reads goes to the caller's buffer, what
-//! it writes comes from there. The bytes pass through a buffer inside the device in between, so it
-//! really was the device which accessed the memory.
+//! When a process starts a transfer, the NIC faults the pages in, asking for peer addresses where
+//! they are in the memory of another device, maps them for DMA, and reuses the mappings until the
+//! kernel invalidates them. The NIC has no network: it copies to and from the caller's buffer. The
+//! bytes pass through a buffer inside the device in between, so it really was the device which
+//! accessed the memory.
 //!
 //! It exists to test the peer-to-peer support of `hmm_range_fault()`. It is not an example of a
 //! fast driver: the device copies 2 or 4 KiB in 100 ms.
@@ -37,7 +37,7 @@
 //!   are mapped and while the device uses them, so an invalidation, which takes it, waits for the
 //!   DMA in flight. As invalidations happen in memory reclaim, nobody who holds it may reclaim.
 //!
-//! - Or that of a registered buffer, which is the same for [`kernel::mm::hmm::registration`].
+//! - Or a registered buffer's mutex, which is the same for [`kernel::mm::hmm::registration`].
 //!
 //! The mutexes of the lists of both are not held together with these.
 

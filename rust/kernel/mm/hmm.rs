@@ -7,8 +7,8 @@
 //! page tables of the process, faults pages in where they are missing, and reports what it found as
 //! page frame numbers (PFNs), one per page.
 //!
-//! What was found may be outdated by the time it is returned. So there are three steps, and the
-//! types do not let one be skipped:
+//! The result may be outdated by the time it is returned. So there are three steps, and the types
+//! do not let one be skipped:
 //!
 //! 1. [`IntervalNotifier::fault`] fills a [`PfnBuf`] as a [`Request`] says, and returns a
 //!    [`Faulted`], which tells nothing yet.
@@ -232,21 +232,23 @@ impl P2pResult {
 ///
 /// # Invariants
 ///
-/// `pfns`, `results` and `host_only` have the same length.
+/// - `pfns` and `results` have the same length.
+/// - No element of `pfns` has a flag that a range fault leaves alone.
+/// - `host_only` if an element of `results` is [`P2pResult::MapFailed`].
 pub struct PfnBuf {
     pfns: KVVec<usize>,
     results: KVVec<u8>,
-    host_only: KVVec<bool>,
+    host_only: bool,
 }
 
 impl PfnBuf {
     /// Allocates memory for ranges of up to `pages` pages.
     pub fn new(pages: usize, flags: Flags) -> Result<Self> {
-        // INVARIANT: All have `pages` elements.
+        // INVARIANT: Both have `pages` elements, without any flag or result.
         Ok(Self {
             pfns: KVVec::from_elem(0, pages, flags)?,
-            results: KVVec::from_elem(0, pages, flags)?,
-            host_only: KVVec::from_elem(false, pages, flags)?,
+            results: KVVec::from_elem(P2pResult::None as u8, pages, flags)?,
+            host_only: false,
         })
     }
 
@@ -262,20 +264,19 @@ impl PfnBuf {
     /// the first is host memory for the second, which then does not know why.
     pub fn reset(&mut self) {
         self.results.fill(P2pResult::None as u8);
-        self.host_only.fill(false);
+        self.host_only = false;
     }
 
     /// Makes further faults ask for host memory for page `index`, whatever [`Request::try_p2p`]
     /// says.
     ///
-    /// For a page whose alias turned out to be of no use. The other pages are not affected.
-    /// `reason` is what [`Valid::p2p_result`] is going to report.
-    pub fn host_only(&mut self, index: usize, reason: P2pResult) {
-        if let (Some(host_only), Some(result)) =
-            (self.host_only.get_mut(index), self.results.get_mut(index))
-        {
-            *host_only = true;
-            *result = reason as u8;
+    /// For a page whose alias could not be mapped for DMA. The other pages are not affected.
+    /// [`Valid::p2p_result`] is going to report [`P2pResult::MapFailed`].
+    pub fn host_only(&mut self, index: usize) {
+        if let Some(result) = self.results.get_mut(index) {
+            // A fault never stores this result, and none at all where it asks for no alias.
+            *result = P2pResult::MapFailed as u8;
+            self.host_only = true;
         }
     }
 }
@@ -289,7 +290,7 @@ pub struct Retry;
 /// # Invariants
 ///
 /// `pfns` and `results` are what a successful `hmm_range_fault_unlocked_timeout()` stored for a
-/// range of `notifier` and the sequence number `seq`.
+/// range of `notifier` and the sequence number `seq`. `pfns` has no flag that it leaves alone.
 #[must_use = "tells nothing before it is validated"]
 pub struct Faulted<'a, T: Ops> {
     notifier: &'a IntervalNotifier<T>,
@@ -336,14 +337,15 @@ impl<T: Ops> IntervalNotifier<T> {
 
         // Only if it is the same for all pages, HMM has a short way for pages in a row.
         let flag = request.p2p_flag();
-        let by_page = if buf.host_only[..pages].contains(&true) {
-            flag
-        } else {
-            0
-        };
+        let by_page = if buf.host_only { flag } else { 0 };
 
-        for (pfn, host_only) in buf.pfns[..pages].iter_mut().zip(&buf.host_only) {
-            *pfn = if *host_only { 0 } else { by_page };
+        // Otherwise `pfn_flags_mask` hides what the last fault stored there.
+        if by_page != 0 {
+            for (pfn, result) in buf.pfns[..pages].iter_mut().zip(&buf.results) {
+                let host_only = *result == P2pResult::MapFailed as u8;
+
+                *pfn = if host_only { 0 } else { by_page };
+            }
         }
 
         let mut raw = bindings::hmm_range {
@@ -375,7 +377,7 @@ impl<T: Ops> IntervalNotifier<T> {
             )
         })?;
 
-        // INVARIANT: The call above was successful.
+        // INVARIANT: The call above was successful, and no entry had a flag that it leaves alone.
         Ok(Faulted {
             notifier: self,
             seq: raw.notifier_seq,
@@ -391,7 +393,7 @@ impl<T: Ops> Faulted<'_, T> {
     /// `guard` must be one of [`IntervalNotifier::lock`].
     ///
     /// The kernel invalidates the range before it changes it, and that waits for the user lock. So
-    /// what was found holds while `guard` is held. What the driver takes over to the protected
+    /// the result holds while `guard` is held. A result that the driver takes over to the protected
     /// data, like addresses in the page tables of a device, holds until [`Ops::invalidate`] is
     /// called, and no longer.
     pub fn validate<'g>(
@@ -420,7 +422,7 @@ impl<T: Ops> Faulted<'_, T> {
 /// # Invariants
 ///
 /// - `pfns` was stored by a successful range fault, and nothing that it reports changes during
-///   `'a`.
+///   `'a`. It has no flag that a range fault leaves alone.
 /// - `results` has the same length as `pfns`.
 #[derive(Clone, Copy)]
 pub struct Valid<'a> {
@@ -657,7 +659,7 @@ mod tests {
     pub(super) const PROT_READ_WRITE: usize = 3;
     const MAP_PRIVATE_ANONYMOUS: usize = 0x22;
 
-    /// Records what it is told.
+    /// Records the last invalidation.
     struct Recorder;
 
     impl Ops for Recorder {
@@ -824,6 +826,32 @@ mod tests {
         Ok(())
     }
 
+    /// What the last fault stored in the buffer is neither reported nor asked for again.
+    #[test]
+    fn buffer_is_used_again() -> Result {
+        let range = map(PROT_READ_WRITE)?;
+        let task = current!();
+        let mm = task.mm().ok_or(EINVAL)?;
+        let notifier = watch(mm, range.clone())?;
+        let mut buf = PfnBuf::new(PAGES, GFP_KERNEL)?;
+
+        let request = Request::new(Access::Write);
+        let _ = notifier.fault(mm, range.clone(), &request, &mut buf)?;
+        assert!(buf
+            .pfns
+            .iter()
+            .all(|pfn| *pfn & (VALID | WRITE) == VALID | WRITE));
+        unmap(range.clone())?;
+        remap(range.clone())?;
+
+        let request = Request::new(Access::Snapshot);
+        let faulted = notifier.fault(mm, range, &request, &mut buf)?;
+        let mut guard = notifier.lock();
+        let (valid, _) = faulted.validate(&mut guard).map_err(|_| EAGAIN)?;
+        assert!(valid.iter().all(|pfn| matches!(pfn, Pfn::None)));
+        Ok(())
+    }
+
     /// The lock of another notifier of the same kind does not do.
     #[test]
     fn lock_of_another() -> Result {
@@ -927,10 +955,11 @@ mod tests {
     fn host_only_is_per_page() -> Result {
         let mut buf = PfnBuf::new(2, GFP_KERNEL)?;
 
-        buf.host_only(1, P2pResult::MapFailed);
         // Out of range: nothing happens.
-        buf.host_only(2, P2pResult::MapFailed);
-        assert_eq!(buf.host_only[..], [false, true]);
+        buf.host_only(2);
+        assert!(!buf.host_only);
+        buf.host_only(1);
+        assert!(buf.host_only);
 
         let valid = Valid {
             pfns: &buf.pfns,
@@ -940,7 +969,8 @@ mod tests {
         assert_eq!(valid.p2p_result(1), P2pResult::MapFailed);
 
         buf.reset();
-        assert_eq!(buf.host_only[..], [false, false]);
+        assert!(!buf.host_only);
+        assert_eq!(buf.results[1], P2pResult::None as u8);
         Ok(())
     }
 }

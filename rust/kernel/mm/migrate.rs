@@ -12,7 +12,7 @@
 //! 3. [`Moved`]: the new folios have taken the place of the old ones, as far as the core allowed
 //!    that. [`Migration::moved`] tells for which pages.
 //! 4. Drop: the page tables get entries for the new pages, or for the old ones where a page did not
-//!    move. What was a hole has its entry since [`Moved`].
+//!    move. A hole has its entry since [`Moved`].
 //!
 //! A [`Migration`] can be dropped at any step. Before [`Moved`] this means that nothing has
 //! happened.
@@ -25,9 +25,9 @@
 //!
 //! # Large folios
 //!
-//! Huge pages move in one piece if a large folio can be had on the other side. If not, they are
-//! split and their pages move one by one. On the way to the device it is the driver who decides,
-//! see [`Source::split`]; on the way home this module falls back by itself.
+//! Huge pages move in one piece if the other side can allocate a large folio. If not, they are
+//! split and their pages move one by one. On the way to the device the driver decides, see
+//! [`Source::split`]; on the way home this module falls back by itself.
 //!
 //! C header: [`include/linux/migrate.h`](srctree/include/linux/migrate.h)
 

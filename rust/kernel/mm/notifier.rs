@@ -117,7 +117,7 @@ pub struct Invalidation<'a> {
 }
 
 impl Invalidation<'_> {
-    /// Returns the addresses to invalidate, clipped to those of the notifier.
+    /// Returns the addresses to invalidate, clipped to the range of the notifier.
     pub fn range(&self) -> Range<usize> {
         self.raw.start.max(self.interval.start)..self.raw.end.min(self.interval.end)
     }

@@ -179,7 +179,7 @@ impl<'a> Alias<'a> {
     ///
     /// impl Vram<'_> {
     ///     fn alias(&self, index: usize) -> Option<Alias<'_>> {
-    ///         // What is true of one page is true of all.
+    ///         // All pages have aliases in one row.
     ///         Alias::new(&self.bar, (index * PAGE_SIZE) as u64, 0..self.nr_pages)
     ///     }
     /// }
@@ -355,7 +355,7 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
     ///
     /// # Safety
     ///
-    /// What is initialised must not be leaked, as by [`core::mem::forget`], but dropped before
+    /// The initialised pagemap must not be leaked, as by [`core::mem::forget`], but dropped before
     /// `'bound` ends: `data` may borrow from devices, and is used as long as the pagemap is there.
     pub unsafe fn new<E>(
         dev: &'bound Device<Bound>,
@@ -496,10 +496,10 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
         // a grace period when all pages are gone, so the pagemap outlives the read side section.
         let map = unsafe { Self::from_raw(pgmap) };
 
-        // What peers look up by the alias is there as long as the page is in use: the device that
-        // has the BAR is bound as long as `map.data` may be borrowed, which is dropped when no page
-        // is in use any more. Nobody has changed or replaced `map.data` by then, because what
-        // is given out are shared references.
+        // The alias is valid as long as the page is in use: the device that has the BAR is bound as
+        // long as `map.data` may be borrowed, and `map.data` is dropped when no page is in use any
+        // more. Nobody has changed or replaced `map.data` by then, because only shared references
+        // are given out.
         let Some(alias) = map
             .index(pfn)
             .and_then(|index| map.data.device_private_dma_phys(index))
@@ -614,8 +614,8 @@ impl<T: Ops> PinnedDrop for PageMap<'_, T> {
 
 /// A folio of device private memory that holds no page of a process.
 ///
-/// What to do with it is to fill it by means of the device and give it to a
-/// [migration](kernel::mm::migrate). If it is dropped instead, it becomes free again.
+/// Fill it by means of the device and give it to a [migration](kernel::mm::migrate). If it is
+/// dropped instead, it becomes free again.
 ///
 /// # Invariants
 ///

@@ -20,9 +20,9 @@
 //! An [`AliasRange`] must be the last thing to go: no peer may have a mapping of it left, and none
 //! may come to be. For device private memory that means to drop the pagemap first, which evicts
 //! all pages and thereby makes every peer give up its mappings. A struct that has both as fields
-//! declares the pagemap before the ranges. What peers can do wrong otherwise is to reach memory of
-//! the device, never memory of the host, so this order is not a matter of memory safety. That an
-//! [`AliasRange`] ends before the provider does is.
+//! declares the pagemap before the ranges. With another order peers can reach memory of the device,
+//! but never memory of the host, so this order is not a matter of memory safety. An [`AliasRange`]
+//! must end before its provider: that order is.
 //!
 //! C header: [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 //!
@@ -121,9 +121,9 @@ impl<'bound> Provider<'bound> {
             return Err(EINVAL);
         }
 
-        // INVARIANT: We just called `pcim_p2pdma_init()`. What it set up is released with the
-        // device managed resources, after `'bound`. A BAR that has a provider is of memory, and it
-        // does not move while a driver is bound, unless that driver moves it.
+        // INVARIANT: We just called `pcim_p2pdma_init()`. The provider is released with the device
+        // managed resources, after `'bound`. A BAR that has a provider is of memory, and it does
+        // not move while a driver is bound, unless that driver moves it.
         Ok(Self {
             pdev,
             bar,

@@ -131,7 +131,7 @@ static int amdkfd_open(struct gpu *gpu, const char *pci_name)
 	return ret;
 }
 
-/* The size in the ioctl's number is that of the attributes, too */
+/* The size in the ioctl's number includes the attributes */
 static int amdkfd_to_gpu(struct gpu *gpu, void *addr, size_t len)
 {
 	union {

@@ -34,7 +34,7 @@ struct fake fake;
 
 static const struct fake_file *opened[MAX_FDS];
 
-/* By file, and gone with it but for amdkfd's */
+/* By file, and lost with the file; only amdkfd keeps it */
 static bool ready[MAX_FDS];
 
 static struct {
@@ -171,7 +171,7 @@ static int nouveau_ioctl(int fd, unsigned long cmd, void *arg)
 	}
 }
 
-/* kfd_ioctl(): the size is that of the caller, and attributes follow */
+/* kfd_ioctl(): the caller gives the size, and attributes follow */
 static int kfd_ioctl(int fd, unsigned long cmd, void *arg)
 {
 	struct kfd_ioctl_acquire_vm_args *acquire = arg;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * fake.h - a host with GPUs of which there is nothing but files and ioctls
+ * fake.h - a host whose GPUs consist of files and ioctls
  *
- * The ioctls check arguments as strictly as the drivers do, note what moved, and
- * fail when they are told to. What moved is shown by /proc/self/pagemap.
+ * The ioctls check arguments as strictly as the drivers do, record which pages
+ * moved, and fail when a test wants them to. /proc/self/pagemap shows the pages
+ * that moved.
  */
 #ifndef FAKE_H
 #define FAKE_H

@@ -3,9 +3,9 @@
  * gpu.h - GPUs whose drivers have device private memory, by one interface
  *
  * Each driver is a plug-in, in a file of its own. It talks to the kernel by the
- * driver's ioctls as include/uapi has them, so that it takes no user space of a
- * GPU's. It can move memory, and no plug-in but that of the test GPU can run
- * anything on the GPU.
+ * driver's ioctls as include/uapi has them, so that it needs no user space of a
+ * GPU. It can move memory. Only the test GPU's plug-in can run anything on the
+ * GPU.
  */
 #ifndef GPU_H
 #define GPU_H

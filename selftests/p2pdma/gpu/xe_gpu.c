@@ -54,7 +54,7 @@ static void *query(struct gpu *gpu, __u32 what, size_t min, int *ret)
 	return data;
 }
 
-/* Size of the address space, if the GPU can mirror that of a process */
+/* Size of the address space, if the GPU can mirror a process */
 static int query_config(struct gpu *gpu, __u64 *size)
 {
 	const size_t min = sizeof(struct drm_xe_query_config) +

@@ -158,7 +158,7 @@ static void is_home(struct __test_metadata *_metadata, struct p2p_buf *buf,
 	p2p_buf_cpu_read(_metadata, buf, seed);
 }
 
-/* What was in video memory is at home, and can go there again */
+/* Pages of video memory are at home, and can go there again */
 TEST_F_TIMEOUT(nouveau_power, contents, TIMEOUT_S)
 {
 	struct p2p_buf buf, huge;

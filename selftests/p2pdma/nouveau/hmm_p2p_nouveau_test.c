@@ -227,7 +227,7 @@ static void ask_judge(struct __test_metadata *_metadata, int gpu,
 #define expect_unmapped(buf, first, pages) \
 	ask_judge(_metadata, self->fd, buf, first, pages, false, 0)
 
-/* What has moved to video memory is mapped for the GPU as long as it is there */
+/* Pages in video memory are mapped for the GPU as long as they are there */
 TEST_F_TIMEOUT(nouveau, mapped, TIMEOUT_S)
 {
 	struct p2p_buf buf;
@@ -496,9 +496,9 @@ static int chunks(struct __test_metadata *_metadata)
 }
 
 /*
- * What is unmapped in video memory can be used again. Nobody looks at contents, and
- * the pages are where the GPU can not have memory of the process mapped: to write an
- * entry for each would take most of the time.
+ * Unmapped video memory can be used again. Nobody looks at contents, and the
+ * pages are where the GPU can not have memory of the process mapped: to write
+ * an entry for each would take most of the time.
  */
 TEST_F_TIMEOUT(nouveau, unmapped, TIMEOUT_S)
 {
@@ -593,6 +593,7 @@ TEST_F_TIMEOUT(nouveau, bad_input, TIMEOUT_S)
 /* More than 1 GiB of video memory, which is what the model has */
 #define BUFFER_SIZE	(8UL << 20)
 #define BUFFERS		140
+#define PAGE_MOVES	40
 
 /* A NIC that takes some hundred milliseconds for a page */
 #define MAX_NIC_WINDOWS	8
@@ -657,7 +658,7 @@ TEST_F_TIMEOUT(nouveau, buffer_after_windows, TIMEOUT_S)
 	close(fd);
 }
 
-/* Those of pages that are in use do not */
+/* Windows of pages that are in use do not make room */
 TEST_F_TIMEOUT(nouveau, buffer_and_windows, TIMEOUT_S)
 {
 	struct p2p_buf bufs[MAX_WINDOWS];
@@ -700,38 +701,47 @@ TEST_F_TIMEOUT(nouveau, buffer_and_windows, TIMEOUT_S)
 
 /*
  * Buffers are moved out of video memory by the same engine as pages: when there
- * is no room for one more, the driver takes room from the oldest.
+ * is no room for one more, the driver takes room from the oldest. Both happen all
+ * the time until the pages have moved often enough.
  */
 TEST_F_TIMEOUT(nouveau, buffers_move, TIMEOUT_S)
 {
 	long handles[BUFFERS];
 	struct p2p_buf buf;
 	int i, fd, status;
+	bool *enough;
 	pid_t pid;
 
+	enough = mmap(NULL, P2P_PAGE, PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, enough);
 	p2p_buf_alloc(_metadata, &buf, 64, BEFORE);
 	pid = p2p_fork_child(_metadata);
 	if (!pid) {
 		fd = nouveau_open_without_svm();
 		if (fd < 0)
 			_exit(2);
-		for (i = 0; i < BUFFERS; i++) {
-			handles[i] = nouveau_gem_new(fd, BUFFER_SIZE);
-			if (handles[i] < 0)
-				_exit(3);
-		}
-		for (i = 0; i < BUFFERS; i++)
-			nouveau_gem_close(fd, handles[i]);
+		do {
+			for (i = 0; i < BUFFERS; i++) {
+				handles[i] = nouveau_gem_new(fd, BUFFER_SIZE);
+				if (handles[i] < 0)
+					_exit(3);
+			}
+			for (i = 0; i < BUFFERS; i++)
+				nouveau_gem_close(fd, handles[i]);
+		} while (!__atomic_load_n(enough, __ATOMIC_RELAXED));
 		_exit(0);
 	}
-	for (i = 0; !waitpid(pid, &status, WNOHANG); i++) {
+	for (i = 0; i < PAGE_MOVES; i++) {
 		to_vram(_metadata, self->fd, &buf);
 		all_home(_metadata, &buf, BEFORE + i);
 		p2p_fill(buf.p, BEFORE + i + 1, 0, buf.len);
 	}
+	__atomic_store_n(enough, true, __ATOMIC_RELAXED);
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
 	EXPECT_EQ(0, status);
-	TH_LOG("pages have moved %d times", i);
 	buf_free(_metadata, &buf);
+	EXPECT_EQ(0, munmap(enough, P2P_PAGE));
 }
 
 /* Some tests are for GPUs that lack something, which no driver can tell */
@@ -943,7 +953,7 @@ TEST_F_TIMEOUT(nouveau, unbound_busy, TIMEOUT_S)
 
 /* More than a call has gone through before the driver goes, on a slow kernel, too */
 #define MAPPINGS	30000
-#define MAPPINGS_MS	5000
+#define MAPPINGS_MS	15000
 
 static void *bind_all(void *arg)
 {
@@ -1061,8 +1071,8 @@ TEST_F_TIMEOUT(nouveau, unbound_touched, TIMEOUT_S)
 #define DIRTY	(256UL << 20)
 
 /*
- * The copy engine fails, and then the driver goes. What it can not bring home any
- * more is zeros then, and not what somebody else had in host memory.
+ * The copy engine fails, and then the driver goes. Pages that it can not bring
+ * home any more are zeros then, and not what somebody else had in host memory.
  */
 TEST_F_TIMEOUT(nouveau, unbound_after_failure, TIMEOUT_S)
 {
@@ -1325,7 +1335,7 @@ TEST_F_TIMEOUT(nouveau, no_huge_page_unbound, HUGE_TIMEOUT_S)
 #define LAZY	(256UL << 20)
 
 /* So many pages move to video memory meanwhile, each with page tables of its own */
-#define LAZY_MOVES	100UL
+#define LAZY_MOVES	400UL
 
 static bool write_number(const char *path, unsigned long n)
 {
@@ -1366,7 +1376,7 @@ TEST_F_TIMEOUT(nouveau, reclaim, TIMEOUT_S)
 
 	if (access(MIN_FREE, W_OK))
 		SKIP(return, MIN_FREE " can not be written");
-	/* What is needed once is there before */
+	/* Let it allocate now what it needs only once */
 	there_and_back(_metadata, self, 1, 1);
 	min = number_in(_metadata, MIN_FREE, "");
 	p = mmap(NULL, LAZY_MOVES * P2P_HUGE, PROT_READ | PROT_WRITE,

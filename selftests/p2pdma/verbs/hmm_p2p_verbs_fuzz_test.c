@@ -169,8 +169,8 @@ static unsigned int dice(struct attacker *a, unsigned int sides)
 }
 
 /*
- * A region on demand has a list of its pages. Lengths for which that is so long that
- * the machine has no memory left are no errors of who gets them.
+ * A region on demand has a list of its pages. A length that makes the list too
+ * long for the machine's memory is no error of the caller.
  */
 static __u64 tame(__u64 value)
 {
@@ -532,7 +532,7 @@ static void invoke_write(struct attacker *a)
 		attr(a, UVERBS_ATTR_UHW_IN, more, (uintptr_t)core + a->core);
 	if (more || a->makes >= 0)
 		attr(a, UVERBS_ATTR_UHW_OUT, RESPONSE, out(a));
-	/* What is so short is in the attribute itself */
+	/* Data this short is in the attribute itself */
 	if (a->core <= 8)
 		a->ioctl.attrs[1].data = a->word[1];
 	if (more && more <= 8)
@@ -719,7 +719,7 @@ static void attack(struct __test_metadata *_metadata, SELF *self,
 	}
 	store(shared->end, true);
 	p2p_wait_child(_metadata, self->victim);
-	verbs_works(_metadata, &self->verbs);
+	verbs_works(_metadata, &self->verbs, 0);
 	TH_LOG("%lu calls; %lu of any bits and %lu nearly right ones succeeded",
 	       shared->calls, shared->good[0], shared->good[1]);
 	for (err = 1; err <= NOT_SUPPORTED; err++)

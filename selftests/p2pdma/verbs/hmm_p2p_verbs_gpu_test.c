@@ -85,7 +85,7 @@ static void map(struct __test_metadata *_metadata, struct region *r,
 	p2p_fill(r->buf.p + r->buf.len, GUARD, P2P_PAGE, P2P_PAGE);
 }
 
-/* What pages on demand is a region of everything if it is implicit */
+/* A region on demand covers the whole address space if it is implicit */
 static void reg(struct __test_metadata *_metadata, SELF *self,
 		struct region *r, int access)
 {
@@ -271,7 +271,7 @@ static bool is_peer(int reason)
 	       reason == P2PTEST_REASON_HOST_BRIDGE;
 }
 
-/* Ask the system itself, because nobody told: what does a page in the GPU meet? */
+/* P2PTEST_EXPECT is not set: ask the system what a page in the GPU meets */
 static int probe(struct __test_metadata *_metadata, SELF *self)
 {
 	struct region r, data;
@@ -377,7 +377,7 @@ TEST_F_TIMEOUT(verbs_gpu, write_first, TIMEOUT_S)
 	region_free(_metadata, &data);
 }
 
-/* What one writes, the other reads */
+/* The GPU reads what the NIC writes, and the NIC what the GPU writes */
 TEST_F_TIMEOUT(verbs_gpu, gpu_access, TIMEOUT_S)
 {
 	struct region r, data;
@@ -553,7 +553,7 @@ TEST_F_TIMEOUT(verbs_gpu, fork_cow, TIMEOUT_S)
 	region_free(_metadata, &data);
 }
 
-/* What is gone is out of reach; what remains is where it was */
+/* Unmapped pages are out of reach; the others are where they were */
 TEST_F_TIMEOUT(verbs_gpu, munmap, TIMEOUT_S)
 {
 	const size_t hole = 4 * P2P_PAGE, rest = 8 * P2P_PAGE;

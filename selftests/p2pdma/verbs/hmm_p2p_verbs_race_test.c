@@ -12,7 +12,7 @@
 
 #define RACE_PAGES	64UL
 
-/* What has real NICs with on-demand paging */
+/* The driver of real NICs with on-demand paging */
 #define NIC_DRIVER	"mlx5_core"
 
 /* Its driver needs some seconds until a port is active */
@@ -25,7 +25,7 @@ static unsigned int rounds(void)
 	return text && *text ? strtoul(text, NULL, 0) : 10;
 }
 
-/* A thread that writes and reads back until it is told to stop */
+/* A thread that writes and reads back until @stop is set */
 struct traffic {
 	pthread_t thread;
 	VERBS_SELF *self;
@@ -161,7 +161,7 @@ TEST_F_TIMEOUT(verbs, move_huge, TIMEOUT_S)
 	move(_metadata, self, P2P_HUGE / P2P_PAGE);
 }
 
-/* What a transfer that lost its region may have done: all, part or nothing */
+/* A transfer that lost its region may have done all, part or nothing */
 static void expect_old_or_new(struct __test_metadata *_metadata,
 			      struct verbs_buf *buf, __u64 old, __u64 new)
 {
@@ -244,7 +244,7 @@ TEST_F_TIMEOUT(verbs, dereg_unmapped, TIMEOUT_S)
 	verbs_buf_free(_metadata, &mine);
 }
 
-/* A thread that prefetches what has a key until it is told to stop */
+/* A thread that prefetches the pages of a key until @stop is set */
 struct prefetcher {
 	pthread_t thread;
 	struct ibv_pd *pd;
@@ -370,7 +370,7 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 	p2p_kill_child(_metadata, pid);
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
 
-	verbs_works(_metadata, self);
+	verbs_works(_metadata, self, 0);
 }
 
 FIXTURE(verbs_unbind)
@@ -448,12 +448,7 @@ TEST_F_TIMEOUT(verbs_unbind, gpu, TIMEOUT_S)
 /* It takes its time, and then is as good as before */
 static void nic_is_back(struct __test_metadata *_metadata, VERBS_SELF *verbs)
 {
-	struct verbs v;
-	int i;
-
-	for (i = 0; i < BIND_MS / 100 && verbs_open(&v); i++)
-		p2p_sleep_ms(100);
-	verbs_works(_metadata, verbs);
+	verbs_works(_metadata, verbs, BIND_MS);
 }
 
 /*
@@ -494,7 +489,7 @@ TEST_F_TIMEOUT(verbs_unbind, nic, TIMEOUT_S)
 	nic_is_back(_metadata, &self->verbs);
 }
 
-/* What was opened before the device went works no more, not even when it is back */
+/* A context that was opened before the device went fails, even afterwards */
 static void expect_gone(struct __test_metadata *_metadata,
 			const struct verbs *v)
 {
@@ -550,8 +545,8 @@ static void settle(struct __test_metadata *_metadata, const char *who,
 }
 
 /*
- * The device has gone for good. What its last transfer has not done is as it was
- * before, and nobody else sees anything else.
+ * The device has gone for good. Bytes that its last transfer has not written
+ * are as they were before, and everybody sees the same bytes.
  */
 static void traffic_lost(struct __test_metadata *_metadata, VERBS_SELF *self,
 			 struct traffic *t)

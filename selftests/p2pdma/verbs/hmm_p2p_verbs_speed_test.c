@@ -324,7 +324,7 @@ TEST_F_TIMEOUT(speed, dma_buf, TIMEOUT_S)
 		     strerror(errno));
 	for (len = P2P_PAGE; len <= self->max; len *= 4) {
 		for (op = 0; op < (int)ARRAY_SIZE(ops); op++) {
-			/* What is read is what was written last */
+			/* A read returns the data written last */
 			for (i = 0; i < self->rounds; i++) {
 				if (ops[op].code == IBV_WR_RDMA_WRITE)
 					seed++;

@@ -9,8 +9,8 @@
  * moves pages of all of them, and the test changes the policy, all of which must
  * not be seen in any page.
  *
- * What a thread does depends on the seed, the number of its process, its own
- * number and that of its step, and on nothing else. When is up to the scheduler.
+ * A step of a thread depends only on the seed and on the numbers of the
+ * process, the thread and the step. The scheduler decides when it runs.
  *
  *	P2P_STRESS_SEED		1 unless it is set
  *	P2P_STRESS_OPS		steps of all threads together
@@ -64,7 +64,7 @@ struct stress {
 	__u64 round;		/* ends with so many of them */
 	__u64 late;		/* page faults that ran out of time */
 	__u64 refused;		/* transfers that had to fail, and did */
-	bool stop;		/* something is wrong, and has been told */
+	bool stop;		/* something is wrong, and is reported */
 	struct at at[PROCS][ACTORS];
 };
 
@@ -116,7 +116,7 @@ static bool stopped(void)
 	return __atomic_load_n(&stress->stop, __ATOMIC_RELAXED);
 }
 
-/* The first thing that is wrong is told, and ends everything */
+/* Report the first error, and end everything */
 __printf(2, 3)
 static void wrong(struct actor *a, const char *fmt, ...)
 {
@@ -811,7 +811,7 @@ static void disturb(struct __test_metadata *_metadata, VERBS_SELF *self,
 	p2p_sleep_ms(5 + dice(a, 200));
 }
 
-/* With an error, of which somebody has told what it is, or by a signal */
+/* With an error that somebody has reported, or by a signal */
 static void ended(struct __test_metadata *_metadata, unsigned int number,
 		  int status)
 {

@@ -164,7 +164,7 @@ TEST_F_TIMEOUT(verbs_place, send_receive, TIMEOUT_S)
 	copy_all(_metadata, &self->verbs, variant->place, IBV_WR_SEND);
 }
 
-/* Registration, and what can be said about a region later */
+/* Registration, and later calls for a region */
 
 /* It may look at pages, and leaves them where they are */
 TEST_F_TIMEOUT(verbs, register_in_vram, TIMEOUT_S)
@@ -820,7 +820,7 @@ TEST_F_TIMEOUT(verbs, read_only, TIMEOUT_S)
 
 /*
  * More translations than a driver can give to the device in one go, and hardly any
- * page: what is told of the first ones must not be told of the others
+ * page: the others must not get the translations of the first ones
  */
 TEST_F_TIMEOUT(verbs, sparse, TIMEOUT_S)
 {
@@ -856,7 +856,7 @@ TEST_F_TIMEOUT(verbs, sparse, TIMEOUT_S)
  */
 TEST_F_TIMEOUT(verbs, odd_length, TIMEOUT_S)
 {
-	/* What mlx5 takes at a time, by the size of its buffer */
+	/* Translations that mlx5 takes at a time, by the size of its buffer */
 	static const size_t at_a_time[] = { ((1 << 20) - 64) / 8, (1 << 16) / 8,
 					    P2P_PAGE / 8 };
 	struct verbs_buf data, buf = { .len = (1UL << 29) + P2P_PAGE };

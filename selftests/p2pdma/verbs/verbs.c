@@ -100,7 +100,14 @@ const char *verbs_open(struct verbs *v)
 	return why;
 }
 
-/* The address to talk to: that of an IPv4 address, or else the first one */
+int verbs_close(struct verbs *v)
+{
+	int ret = ibv_dealloc_pd(v->pd);
+
+	return ret ? -ret : -ibv_close_device(v->ctx);
+}
+
+/* The address to talk to: the GID of an IPv4 address, or else the first one */
 static int own_gid(const struct verbs *v, int entries, union ibv_gid *gid)
 {
 	static const unsigned char v4[12] = { [10] = 0xff, [11] = 0xff };

@@ -45,6 +45,8 @@ struct verbs {
  * or why there is none.
  */
 const char *verbs_open(struct verbs *v);
+/* 0 or a negative errno; all that was made by it must be gone */
+int verbs_close(struct verbs *v);
 
 enum { ASKS, ANSWERS };
 

@@ -302,7 +302,7 @@ static inline void verbs_expect_met(struct __test_metadata *_metadata,
 	}
 }
 
-/* Ask the system itself, because nobody told */
+/* P2PTEST_EXPECT is not set: ask the system itself */
 static inline enum p2p_expect verbs_probe(struct __test_metadata *_metadata,
 					  VERBS_SELF *self)
 {
@@ -375,15 +375,22 @@ static inline void verbs_own(struct __test_metadata *_metadata,
 	ASSERT_EQ(0, p2p_gpu_open(&own->gpu, 0));
 }
 
-/* Who comes now finds a device that is as good as before */
+/* Open the device, within @wait_ms, use it as before, and close it */
 static inline void verbs_works(struct __test_metadata *_metadata,
-			       VERBS_SELF *self)
+			       VERBS_SELF *self, unsigned int wait_ms)
 {
 	struct ibv_device_attr attr;
 	struct verbs_buf buf, data;
-	VERBS_SELF own;
+	VERBS_SELF own = *self;
+	const char *why;
+	unsigned int ms;
 
-	verbs_own(_metadata, self, &own);
+	for (ms = 0; (why = verbs_open(&own.v)) && ms < wait_ms; ms += 100)
+		p2p_sleep_ms(100);
+	ASSERT_EQ(NULL, why)
+		TH_LOG("%s", why);
+	ASSERT_EQ(0, verbs_link(&own.v, &own.link));
+	ASSERT_EQ(0, p2p_gpu_open(&own.gpu, 0));
 	EXPECT_EQ(0, ibv_query_device(own.v.ctx, &attr));
 	verbs_buf_init(_metadata, &own, &buf, PAGES, BEFORE, VERBS_ODP);
 	verbs_buf_init(_metadata, &own, &data, PAGES, OTHER, VERBS_REMOTE);
@@ -393,6 +400,9 @@ static inline void verbs_works(struct __test_metadata *_metadata,
 	verbs_buf_check(_metadata, &own, &buf);
 	verbs_buf_free(_metadata, &buf);
 	verbs_buf_free(_metadata, &data);
+	p2p_gpu_close(&own.gpu);
+	EXPECT_EQ(0, verbs_unlink(&own.link));
+	EXPECT_EQ(0, verbs_close(&own.v));
 }
 
 #endif /* VERBS_FIXTURE_H */

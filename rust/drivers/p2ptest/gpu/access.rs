@@ -42,7 +42,7 @@ const ACCESS_BATCH: usize = 16;
 /// How many pages to look up at a time.
 const LOOKUP_BATCH: usize = PAGE_SIZE / size_of::<u64>();
 
-// CAST: The values are those of 64 bits. For the bindings, they are small negative numbers.
+// CAST: The values have 64 bits. For the bindings, they are small negative numbers.
 const LOC_NONE: u64 = uapi::P2PTEST_LOC_NONE as u64;
 const LOC_HOST: u64 = uapi::P2PTEST_LOC_HOST as u64;
 const LOC_OTHER: u64 = uapi::P2PTEST_LOC_OTHER as u64;

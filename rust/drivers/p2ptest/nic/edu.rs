@@ -173,12 +173,12 @@ impl<'bound> Engine<'bound> {
         self.transfer(regs::BUFFER, to.addr() + offset as u64, len, true)
     }
 
-    /// Copies `len` bytes from an address that the device was told to its buffer.
+    /// Copies `len` bytes from an address that the device has to the device's buffer.
     pub(crate) fn fetch(&mut self, from: DmaAddress, len: usize) -> Result {
         self.transfer(from, regs::BUFFER, len, false)
     }
 
-    /// Copies `len` bytes from the device's buffer to an address that it was told.
+    /// Copies `len` bytes from the device's buffer to an address that the device has.
     pub(crate) fn store(&mut self, to: DmaAddress, len: usize) -> Result {
         self.transfer(regs::BUFFER, to, len, true)
     }
@@ -209,8 +209,8 @@ impl<'bound> Engine<'bound> {
 
     /// Waits until no transfer is pending.
     ///
-    /// What a device that does not answer seems to say is no evidence: its registers read as ones,
-    /// and with QEMU as zeros.
+    /// The registers of a device that does not answer are no evidence: they read as ones, and with
+    /// QEMU as zeros.
     fn wait(&self) -> Result {
         read_poll_timeout(
             || Ok(self.bar.read(regs::DMA_CMD)),

@@ -346,8 +346,8 @@ impl NicFile {
 
 type Push<'a> = &'a mut dyn FnMut(uapi::p2ptest_nic_page) -> Result;
 
-/// Writes a description of each page of `pages` to `to`. `describe` pushes those of some pages, and
-/// may hold a lock meanwhile.
+/// Writes a description of each page of `pages` to `to`. `describe` pushes the descriptions of some
+/// pages, and may hold a lock meanwhile.
 fn write_pages(
     to: UserPtr,
     pages: Range<usize>,

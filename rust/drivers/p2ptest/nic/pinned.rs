@@ -51,8 +51,11 @@ const MAX_LEN: usize = 1 << 30;
 /// The card's side of a registration.
 pub(crate) struct Card;
 
-/// What the card knows of a buffer: the address of each page that it may use.
-type List = KVVec<Option<DmaAddress>>;
+/// What the card knows of a buffer: the address of each page that it may use, or [`NONE`].
+type List = KVVec<DmaAddress>;
+
+/// `DMA_MAPPING_ERROR`, which is no address.
+const NONE: DmaAddress = DmaAddress::MAX;
 
 impl Ops for Card {
     type State = List;
@@ -60,7 +63,7 @@ impl Ops for Card {
     fn revoke(&self, list: &mut List, part: &Part<'_>) {
         // The card uses an address only while the lock is held. As we have it, the DMA that was in
         // flight is complete.
-        list[part.pages()].fill(None);
+        list[part.pages()].fill(NONE);
     }
 }
 
@@ -97,7 +100,7 @@ impl<'bound> Pinned<'bound> {
             return Err(E2BIG);
         }
         let pages = (range.end - range.start) >> PAGE_SHIFT;
-        let list = KVVec::from_elem(None, pages, GFP_KERNEL)?;
+        let list = KVVec::from_elem(NONE, pages, GFP_KERNEL)?;
 
         // SAFETY: References to it are in `Nic::pinned`, and with those who are behind the gate of
         // that `Nic`. Both end before `'bound` does. Neither leaks one.
@@ -132,11 +135,9 @@ impl<'bound> Pinned<'bound> {
     /// Maps pages, and tells the card where they are.
     fn tell(&self, mm: &MmWithUser, pages: Range<usize>) -> Result {
         let mut table = self.registration.map(mm, pages.clone())?;
+        let (list, addrs) = table.state_and_addrs(pages.clone())?;
 
-        for page in pages {
-            let addr = table.get(page).map(|mapping| mapping.addr());
-            table.state_mut()[page] = addr;
-        }
+        list[pages].copy_from_slice(addrs);
         Ok(())
     }
 
@@ -146,8 +147,8 @@ impl<'bound> Pinned<'bound> {
         let table = self.registration.lock();
 
         match table.state()[page] {
-            None => Ok(false),
-            Some(addr) => f(addr + offset as u64).map(|()| true),
+            NONE => Ok(false),
+            addr => f(addr + offset as u64).map(|()| true),
         }
     }
 
@@ -177,8 +178,8 @@ impl<'bound> Pinned<'bound> {
 type Description = uapi::p2ptest_nic_page;
 
 fn describe(table: &Guard<'_, '_, List>, page: usize) -> Description {
-    // What the card has not, is not mapped for it.
-    let mapping = table.get(page).filter(|_| table.state()[page].is_some());
+    // A page that is not in the card's list is not mapped for the card.
+    let mapping = table.get(page).filter(|_| table.state()[page] != NONE);
 
     Description {
         kind: match mapping.map(|mapping| mapping.route()) {

@@ -21,7 +21,6 @@ use kernel::{
     mm::{
         hmm::{
             Access,
-            P2pResult,
             PfnBuf,
             Request,
             Retry, //
@@ -222,7 +221,7 @@ impl<'a, 'bound> Transfer<'a, 'bound> {
                     self.faulted = self.faulted.max(end);
                     return self.copy(&mut engine, table, addr, data);
                 }
-                Err(MapError::Alias) => self.pfns.host_only(0, P2pResult::MapFailed),
+                Err(MapError::Alias) => self.pfns.host_only(0),
                 Err(MapError::Host(err)) => return Err(err),
             }
         }

@@ -43,8 +43,8 @@ static bool edu_answers(struct edu *edu)
 }
 
 /*
- * What a device that does not answer seems to say is no evidence: its registers
- * read as ones, and with QEMU as zeros.
+ * The registers of a device that does not answer are no evidence: they read as
+ * ones, and with QEMU as zeros.
  */
 static int edu_wait(struct edu *edu)
 {

@@ -30,7 +30,7 @@ void p2ptest_rdma_end_mrs(struct p2ptest_rdma *dev, struct file *file)
 	struct rdma_mr *mr;
 	unsigned long handle;
 
-	/* Under the lock, those of other files do not go while they are read. */
+	/* The lock keeps regions of other files while this looks at them. */
 	xa_lock(&dev->mrs);
 	xa_for_each(&dev->mrs, handle, mr) {
 		if (file && mr->file != file)
@@ -115,7 +115,7 @@ static long rdma_reg(struct file *file, void __user *uarg)
 	}
 
 	arg.handle = handle;
-	/* The region ends with the file if the caller is not told of it. */
+	/* If the caller does not get the handle, the file ends the region. */
 	return copy_to_user(uarg, &arg, sizeof(arg)) ? -EFAULT : 0;
 }
 

@@ -33,7 +33,7 @@
  * @page_dma: where the device finds @page
  * @lock: one transfer at a time. Whoever has it may rely on that no DMA is in
  *	flight. It is taken in MMU notifiers: nobody may allocate memory or
- *	touch that of a user while it is held.
+ *	access user memory while it is held.
  * @max_transfer: how many bytes a transfer can copy
  * @failed: the device does not react any more
  */

@@ -182,7 +182,7 @@ impl Model {
 /// Pages come and go in random order, in twice as many chunks as there are windows at most. Others
 /// take and leave room in the BAR.
 ///
-/// What others take goes when the pool wants to map something the next time, not at once.
+/// If others take room, the pool gives up a window when it maps the next one, not at once.
 fn run(max: usize, steps: usize, seed: u64) -> Result {
     let nr = 2 * max;
     let (pool, windows, bar) = pool(max, nr)?;
@@ -234,7 +234,7 @@ fn run(max: usize, steps: usize, seed: u64) -> Result {
             }
         }
 
-        // What users were told holds as long as there are any.
+        // The position stays the same as long as the chunk has users.
         if users > 0 && model.users[chunk].0 > 0 {
             assert_eq!(model.users[chunk].1, told);
         }
@@ -305,7 +305,7 @@ mod suite {
 
         windows[0].acquire(1);
         windows[0].release(1);
-        // It stays mapped, but nobody is told.
+        // It stays mapped, but nobody gets the position.
         assert_eq!(windows[0].position(), None);
         assert_eq!(pool.usage(), Usage { used: 0, idle: 1 });
 

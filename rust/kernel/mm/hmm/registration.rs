@@ -3,8 +3,8 @@
 //! Registrations: memory of a process for a device that has no page faults.
 //!
 //! Such a device asks for the addresses of a buffer once, keeps them from one transfer to the next,
-//! and has to be told when they are no longer good. With `get_user_pages()` a driver pins host
-//! memory for that. A [`Registration`] pins nothing, and thus serves memory of a GPU as well:
+//! and needs a notice before they become invalid. With `get_user_pages()` a driver pins host memory
+//! for that. A [`Registration`] pins nothing, and thus serves memory of a GPU as well:
 //!
 //! - [`Registration::map`] resolves every page: to the alias of device private memory that the
 //!   device can reach, or else to host memory. It maps the pages for DMA, and returns the
@@ -21,9 +21,9 @@
 //!
 //! # Locks and lifetimes
 //!
-//! A registration is an [`IntervalNotifier`] whose user lock protects the [`Table`]. Everything
-//! that is said of a user lock holds for it: nobody who has it may allocate memory with
-//! `GFP_KERNEL`, access user memory, or wait for someone who does.
+//! A registration is an [`IntervalNotifier`] whose user lock protects the [`Table`]. The rules of a
+//! user lock hold for it: nobody who has it may allocate memory with `GFP_KERNEL`, access user
+//! memory, or wait for someone who does.
 //!
 //! - Addresses are valid while the lock is held, and afterwards until [`Ops::revoke`] returns. The
 //!   notifier calls us with the lock held, before the page tables change and with the sequence
@@ -32,8 +32,8 @@
 //! - A provider of aliases that goes away evicts its pages first, which revokes them.
 //! - The device is bound as long as anything is mapped: `'bound` outlives the registration, or the
 //!   driver calls [`Registration::close`] before it unbinds.
-//! - The process may exit at any time: the notifier holds the `mm_struct`, not its users, and is
-//!   told of the end.
+//! - The process may exit at any time: the notifier holds the `mm_struct`, not its users, and
+//!   receives a last invalidation.
 //!
 //! Drivers in C have `include/linux/hmm-registration.h`.
 
@@ -126,8 +126,8 @@ const ROUNDS: usize = 100;
 /// }
 /// ```
 pub trait Ops: Sync {
-    /// What the driver keeps with the table, under the same lock. For example what the device was
-    /// told.
+    /// The driver's data beside the table, under the same lock. For example the addresses that the
+    /// device has.
     type State: Send + Unpin;
 
     /// Makes the device stop to use some pages.
@@ -274,7 +274,7 @@ impl<'bound, S> Table<'bound, S> {
         let Some(dma) = &mut self.dma else {
             return;
         };
-        // What the device was never told, it cannot use.
+        // The device cannot use a page whose address it never got.
         if !pages.clone().any(|page| dma.is_mapped(page)) {
             return;
         }
@@ -298,17 +298,21 @@ impl<'bound, S> Table<'bound, S> {
     fn fill(&mut self, first: usize, valid: Valid<'_>, options: Options) -> Result<Option<usize>> {
         let dma = self.dma.as_mut().ok_or(ESHUTDOWN)?;
         let pages = first..first + valid.len();
-        let mapped = |dma: &DmaMap<'_>| pages.clone().filter(|p| dma.is_mapped(*p)).count();
-        let before = mapped(dma);
-        let results = self.results.get_mut(pages.clone()).ok_or(EINVAL)?;
+        let before = dma.mapped();
+        let results = self.results.get_mut(pages).ok_or(EINVAL)?;
         let mut fill = dma.fill(valid);
         let mut next = 0;
         let mut refused = Ok(None);
 
-        for (new, known) in valid.results.iter().zip(results) {
-            if *new != P2pResult::None as u8 {
-                *known = *new;
+        // Of memory in a GPU, every page has one, and they are copied at once.
+        if valid.results.contains(&(P2pResult::None as u8)) {
+            for (new, known) in valid.results.iter().zip(results) {
+                if *new != P2pResult::None as u8 {
+                    *known = *new;
+                }
             }
+        } else {
+            results.copy_from_slice(valid.results);
         }
         if options.resident {
             for page in 0..valid.len() {
@@ -325,11 +329,7 @@ impl<'bound, S> Table<'bound, S> {
             next = page + 1;
         }
 
-        let after = match refused {
-            Ok(None) => valid.len(),
-            _ => mapped(dma),
-        };
-        self.stats.mapped += (after - before) as u64;
+        self.stats.mapped += (dma.mapped() - before) as u64;
         refused
     }
 
@@ -389,16 +389,20 @@ impl<'bound, T: Ops> notifier::Ops for Inner<'bound, T> {
 
 /// The lock of a registration, held, and access to what it protects.
 ///
-/// There is no `DerefMut`: a table that is swapped for that of another registration would be
+/// There is no `DerefMut`: a table that is swapped for the table of another registration would be
 /// revoked for the wrong memory.
 pub struct Guard<'a, 'bound, S>(MutexGuard<'a, Table<'bound, S>>);
 
 impl<S: Unpin> Guard<'_, '_, S> {
-    /// Returns what the driver keeps with the table, to be changed.
-    pub fn state_mut(&mut self) -> &mut S {
+    /// Returns what the driver keeps with the table, to be changed, and the addresses of `pages`.
+    ///
+    /// Fails with [`EINVAL`] unless all of these pages are mapped, as they are when
+    /// [`Registration::map`] returns the guard for them.
+    pub fn state_and_addrs(&mut self, pages: Range<usize>) -> Result<(&mut S, &[DmaAddress])> {
         let table: &mut Table<'_, S> = &mut self.0;
+        let dma = table.dma.as_ref().ok_or(EINVAL)?;
 
-        &mut table.state
+        Ok((&mut table.state, dma.addrs(pages).ok_or(EINVAL)?))
     }
 }
 
@@ -511,8 +515,8 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     /// time, with the lock held.
     ///
     /// `mm` must be the address space of the registration. As long as the lock is held, no page
-    /// moves, so this is the time to tell the device the addresses. What is mapped stays mapped
-    /// afterwards, also after an error, until it is revoked.
+    /// moves, so this is the time to give the device the addresses. Mapped pages stay mapped
+    /// afterwards, also after an error, until they are revoked.
     ///
     /// This must not be called with any lock held that [`Ops::revoke`] takes.
     ///
@@ -540,40 +544,42 @@ impl<'bound, T: Ops> Registration<'bound, T> {
             return Err(EDEADLK);
         }
 
-        let mut buf = None;
+        let mut buf: Option<PfnBuf> = None;
         let mut guard = self.notifier.lock();
-        let (mut rounds, mut last, mut first) = (0, None, pages.start);
+        let (mut rounds, mut next) = (0, pages.start);
         loop {
-            if guard.dma.is_none() {
-                return Err(ESHUTDOWN);
-            }
-            // Behind what was mapped last; then in front of it, where pages may have been revoked.
-            let missing = |page: &usize| !guard.is_mapped(*page);
-            let found = (first..pages.end)
-                .find(missing)
-                .or_else(|| (pages.start..first).find(missing));
-            first = match found {
-                Some(page) => page,
-                None => return Ok(Guard(guard)),
+            let dma = guard.dma.as_ref().ok_or(ESHUTDOWN)?;
+            // What was mapped last still is, as the lock was held since. Behind it; then in front
+            // of it, where pages may have been revoked.
+            let found = dma
+                .first_empty(next..pages.end)
+                .or_else(|| dma.first_empty(pages.start..next));
+            let Some(first) = found else {
+                return Ok(Guard(guard));
             };
             drop(guard);
 
             // Each step maps pages, but beginning in front again has no end by itself.
-            rounds += usize::from(last >= Some(first));
+            rounds += usize::from(first < next);
             if rounds == ROUNDS {
                 return Err(EBUSY);
             }
-            last = Some(first);
 
             let buf = match &mut buf {
-                Some(buf) => buf,
+                Some(buf) => {
+                    buf.reset();
+                    buf
+                }
                 none => none.insert(PfnBuf::new(BATCH.min(pages.end - pages.start), GFP_KERNEL)?),
             };
-            guard = self.fill(mm, first..pages.end.min(first + buf.len()), buf)?;
+            next = pages.end.min(first + buf.len());
+            guard = self.fill(mm, first..next, buf)?;
         }
     }
 
     /// Faults and maps pages, and returns with the lock held and them mapped.
+    ///
+    /// `buf` is new, or was reset.
     fn fill(
         &self,
         mm: &MmWithUser,
@@ -596,7 +602,6 @@ impl<'bound, T: Ops> Registration<'bound, T> {
         }
         let addrs = start + (pages.start << PAGE_SHIFT)..start + (pages.end << PAGE_SHIFT);
 
-        buf.reset();
         let mut rounds = 0;
         loop {
             // A fault asks only if it has to wait. Here nothing is locked, and what is mapped so
@@ -620,10 +625,10 @@ impl<'bound, T: Ops> Registration<'bound, T> {
                 // The device can have what is not mapped now from host memory.
                 Some(page) => {
                     for other in pages.clone().filter(|p| !guard.is_mapped(*p)) {
-                        buf.host_only(other - pages.start, P2pResult::MapFailed);
+                        buf.host_only(other - pages.start);
                     }
                     drop(guard);
-                    buf.host_only(page, P2pResult::MapFailed);
+                    buf.host_only(page);
                 }
             }
         }

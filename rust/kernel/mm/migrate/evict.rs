@@ -61,8 +61,8 @@ unsafe fn split_device_folio(page: *mut bindings::page) {
             // SAFETY: As above.
             let _ = unsafe { bindings::split_folio(folio) };
         }
-        // SAFETY: We took the lock. After a split, it is that of the folio which has the first page
-        // and which our reference is for.
+        // SAFETY: We took the lock. After a split, it is the lock of the folio with the first page,
+        // and our reference is for that folio.
         unsafe { bindings::folio_unlock(folio) };
     }
 
@@ -92,8 +92,8 @@ impl<T: Ops> PageMap<'_, T> {
         for attempt in 1u64.. {
             self.evict_steps(0..self.nr_pages(), true);
 
-            // What is left belongs to a fault, a migration, or a process that is being forked or
-            // is exiting. It will be done, unless a driver has leaked a folio.
+            // The pages left belong to a fault, a migration, or a process that is being forked or
+            // is exiting. That will end, unless a driver has leaked a folio.
             let left = self.nr_in_use();
             if left == 0 {
                 return;

@@ -180,7 +180,7 @@ impl Drop for HostFolio {
 mod tests {
     use super::*;
 
-    /// What the driver does not fill has nothing of those who had the page before.
+    /// A page that the driver does not fill has no data of earlier owners.
     #[test]
     fn new_is_zero() -> Result {
         let mut folios = KVec::new();

@@ -182,7 +182,7 @@ impl Raw<'_> {
             };
 
             // The C side does not move pages of files, but notices late. Nobody may copy such a
-            // page before: the CPU can not access those of `memfd_secret()`.
+            // page before: the CPU can not access pages of `memfd_secret()`.
             // SAFETY: The page is locked, so it stays what it is.
             if !unsafe { bindings::folio_test_anon(bindings::page_folio(page.as_ptr())) } {
                 *src &= !PFN_MIGRATE;

@@ -35,7 +35,7 @@ use crate::{
 const PROT_READ_WRITE: usize = 3;
 const MAP_PRIVATE_ANONYMOUS: usize = 0x22;
 
-/// What the first page holds. The next one holds one more.
+/// The content of the first page. The next one holds one more.
 const CONTENT: u8 = 0xa5;
 
 /// As many pages as a test has at most.
@@ -48,7 +48,7 @@ struct Log {
     copied: [Atomic<u32>; MAX_PAGES],
     freed: Atomic<u32>,
     unregistered: Atomic<u32>,
-    /// Whether a page could be taken again before the driver was told that it is free.
+    /// Whether a page could be taken again before the driver learnt that it is free.
     taken_early: Atomic<bool>,
     /// Whether the pagemap was there when the data of the driver went.
     pagemap_left: Atomic<bool>,
@@ -278,7 +278,7 @@ mod suite {
         })
     }
 
-    /// What somebody has locked, as a fault does, moves later, and is not left behind.
+    /// A page that somebody has locked, as a fault does, moves later, and is not left behind.
     #[test]
     fn pages_in_use_move_later() -> Result {
         let log = Log::new()?;
@@ -297,7 +297,7 @@ mod suite {
         })
     }
 
-    /// Who drops a pagemap is told what it waits for.
+    /// [`PageMap::evict_all`] reports how many pages it waits for.
     #[test]
     fn waiting_is_told() -> Result {
         let log = Log::new()?;
@@ -420,7 +420,7 @@ mod migrate_suite {
         })
     }
 
-    /// What is dropped before it moves stays where it is.
+    /// The pages of a migration that is dropped before they move stay where they are.
     #[test]
     fn stays_if_given_up() -> Result {
         process_in_device_memory(2, 0, &Log::new()?, |map, range| {

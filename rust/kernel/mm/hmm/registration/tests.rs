@@ -26,7 +26,7 @@ use crate::{
     }, //
 };
 
-/// What the driver was told last, and how often it was told something.
+/// The pages of the last call of the driver, and how often it was called.
 #[derive(Default)]
 struct Told {
     revoked: Option<Range<usize>>,
@@ -35,7 +35,7 @@ struct Told {
     mapped: usize,
 }
 
-/// A driver that remembers what it is told. Revoked pages are counted outside as well.
+/// A driver that records its calls. Revoked pages are counted outside as well.
 struct Recorder<'a>(&'a Atomic<usize>);
 
 impl Ops for Recorder<'_> {
@@ -125,10 +125,22 @@ mod suite {
                 assert_eq!(table.stats().mapped, PAGES as u64);
                 assert_eq!(table.state().calls, 0);
             }
+            {
+                let mut table = reg.lock();
+                let (told, addrs) = table.state_and_addrs(0..PAGES)?;
+
+                assert_eq!(told.calls, 0);
+                let addrs = [addrs[0], addrs[PAGES - 1]];
+                assert_eq!(table.get(0).map(|m| m.addr()), Some(addrs[0]));
+                assert_eq!(table.get(PAGES - 1).map(|m| m.addr()), Some(addrs[1]));
+            }
 
             unmap(range.start + PAGE_SIZE..range.start + 3 * PAGE_SIZE)?;
 
-            let table = reg.lock();
+            let mut table = reg.lock();
+            // Nobody gets the address of a page that was revoked.
+            assert_eq!(table.state_and_addrs(0..PAGES).err(), Some(EINVAL));
+            assert_eq!(table.state_and_addrs(0..1)?.1.len(), 1);
             assert_eq!(table.state().calls, 1);
             assert_eq!(table.state().revoked, Some(1..3));
             // When the driver was called, the device could still use them.
@@ -173,7 +185,7 @@ mod suite {
         })
     }
 
-    /// What was not mapped needs no revocation, and what is revoked no second one.
+    /// Unmapped pages need no revocation, and revoked pages no second one.
     #[test]
     fn revoked_once() -> Result {
         with_registration(WRITE, |reg, mm, range, _| {
@@ -206,6 +218,56 @@ mod suite {
             // Nothing moved: it is at hand.
             assert!(phys(0)?.is_some());
             assert_eq!(reg.lock().stats().mapped, 2 * PAGES as u64);
+            Ok(())
+        })
+    }
+
+    /// What is mapped already is found, and does not count again.
+    #[test]
+    fn mapped_in_parts() -> Result {
+        with_registration(WRITE, |reg, mm, range, _| {
+            drop(reg.map(mm, 1..2)?);
+            drop(reg.map(mm, 0..PAGES)?);
+            assert_eq!(reg.lock().stats().mapped, PAGES as u64);
+
+            unmap(range.start..range.start + PAGE_SIZE)?;
+            drop(reg.map(mm, 1..PAGES)?);
+            assert_eq!(reg.lock().stats().mapped, PAGES as u64);
+            assert_eq!(reg.map(mm, 0..PAGES).err(), Some(EFAULT));
+            Ok(())
+        })
+    }
+
+    /// A page keeps its result until a fault of it meets something.
+    #[test]
+    fn results_stay() -> Result {
+        const NONE: u8 = P2pResult::None as u8;
+        const FAR: u8 = P2pResult::Topology as u8;
+        const FORBIDDEN: u8 = P2pResult::Policy as u8;
+
+        with_registration(WRITE, |reg, mm, range, _| {
+            let mut buf = PfnBuf::new(PAGES, GFP_KERNEL)?;
+            let request = Request::new(Access::Write);
+
+            for (found, known) in [
+                ([NONE, FAR, NONE, NONE], [NONE, FAR, NONE, NONE]),
+                ([FAR, FAR, FORBIDDEN, FAR], [FAR, FAR, FORBIDDEN, FAR]),
+                (
+                    [NONE, NONE, NONE, FORBIDDEN],
+                    [FAR, FAR, FORBIDDEN, FORBIDDEN],
+                ),
+            ] {
+                let faulted = reg.notifier.fault(mm, range.clone(), &request, &mut buf)?;
+                let mut guard = reg.notifier.lock();
+                let (valid, table) = faulted.validate(&mut guard).map_err(|_| EAGAIN)?;
+                let valid = Valid {
+                    results: &found,
+                    ..valid
+                };
+
+                assert_eq!(table.fill(0, valid, WRITE)?, None);
+                assert_eq!(table.results[..], known);
+            }
             Ok(())
         })
     }
