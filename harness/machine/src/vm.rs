@@ -1,7 +1,6 @@
 //! Boots a kernel in a topology, runs a job in it, and collects the results. virtme-ng
 //! boots. This file sets the command, the time limit, and how the run ended.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +17,7 @@ use host::paths::Paths;
 use host::proc::{indent, quote, shown, stream, tail};
 use host::ui::{Step, Ui};
 use kernel::Built;
-use plan::topology::{self, Kind, Machine, Models, Topology, vram};
+use plan::topology::{Kind, Machine, Models, Topology, vram};
 use setup::{self, Tools, search_path};
 
 mod hotplug;
@@ -431,14 +430,14 @@ struct JudgePort {
 impl JudgePort {
     fn open(dir: &Path, boot: &Boot<'_>) -> Result<Self> {
         let devices = boot.topology.pluggable(boot.kind, &boot.models);
-        Self::with(dir, boot.topology.gpus.len(), devices)
+        let hotplug = Hotplug::new(dir.to_owned(), devices, boot.topology.ports());
+        Self::with(dir, boot.topology.gpus.len(), hotplug)
     }
 
-    fn with(dir: &Path, gpus: usize, devices: BTreeMap<String, topology::Device>) -> Result<Self> {
+    fn with(dir: &Path, gpus: usize, hotplug: Hotplug) -> Result<Self> {
         let listener = at(dir, SOCKET, |path| UnixListener::bind(path));
         let listener = listener.context("the judge's socket")?;
         let vram = (0..gpus).map(|n| dir.join(vram(n))).collect();
-        let hotplug = Hotplug::new(dir.to_owned(), devices);
         let mut record = File::create(dir.join("judge.log"))?;
         let thread = thread::spawn(move || {
             let Ok((stream, _)) = listener.accept() else {

@@ -404,6 +404,17 @@ impl Topology {
         args
     }
 
+    /// The ports above GPUs and NICs, by the name of the device. QEMU's monitor lets them report
+    /// errors, whoever emulates the device.
+    pub fn ports(&self) -> BTreeMap<String, String> {
+        let gpus = self.gpus.iter().map(|gpu| &gpu.bus).enumerate();
+        let nics = self.nics.iter().map(|nic| &nic.bus).enumerate();
+        let gpus = gpus.map(|(n, bus)| (format!("gpu{n}"), bus.clone()));
+        gpus.chain(nics.map(|(n, bus)| (format!("nic{n}"), bus.clone())))
+            .filter(|_| self.hotplug)
+            .collect()
+    }
+
     /// The devices that can be unplugged and plugged, by name. Those of models are not among them,
     /// because a model ends when its device goes.
     pub fn pluggable(&self, kind: Kind, models: &Models<'_>) -> BTreeMap<String, Device> {
@@ -622,6 +633,10 @@ mod tests {
         assert!(args.contains(&"ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off".to_owned()));
         let in_parallel = hotplug.pluggable(Kind::Parallel, &models);
         assert_eq!(Vec::from_iter(in_parallel.keys()), ["gpu0"]);
+        let ports = hotplug.ports();
+        assert_eq!(Vec::from_iter(ports.keys()), ["gpu0", "nic0"]);
+        assert_eq!(Vec::from_iter(ports.values()), ["dp0", "dp1"]);
+        assert!(topologies.by_name["switch"].ports().is_empty());
         let models = Models {
             pascal: Some(&[]),
             edu: true,

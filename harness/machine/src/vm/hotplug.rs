@@ -27,6 +27,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub struct Hotplug {
     dir: PathBuf,
     devices: BTreeMap<String, Device>,
+    ports: BTreeMap<String, String>,
     limit: Duration,
 }
 
@@ -43,11 +44,16 @@ enum Request {
 }
 
 impl Hotplug {
-    /// `devices`: by name.
-    pub fn new(dir: PathBuf, devices: BTreeMap<String, Device>) -> Self {
+    /// `devices`: by name. `ports`: what is above each device, also above those that stay.
+    pub fn new(
+        dir: PathBuf,
+        devices: BTreeMap<String, Device>,
+        ports: BTreeMap<String, String>,
+    ) -> Self {
         Self {
             dir,
             devices,
+            ports,
             limit: LIMIT,
         }
     }
@@ -62,19 +68,16 @@ impl Hotplug {
     }
 
     fn serve(&self, request: &Request) -> Result<()> {
-        let (Request::Unplug { device: name }
-        | Request::Plug { device: name }
-        | Request::Error { device: name, .. }) = request;
-        let Some(Device { object, device }) = self.devices.get(name) else {
-            bail!("there is no device {name} that can be unplugged");
-        };
-        let mut monitor = Monitor::connect(self)?;
         match request {
-            Request::Unplug { .. } => {
+            Request::Unplug { device: name } => {
+                self.device(name)?;
+                let mut monitor = Monitor::connect(self)?;
                 monitor.execute("device_del", json!({ "id": name }))?;
                 monitor.wait(name)
             }
-            Request::Plug { .. } => {
+            Request::Plug { device: name } => {
+                let Device { object, device } = self.device(name)?;
+                let mut monitor = Monitor::connect(self)?;
                 // As on QEMU's command line. QMP's commands want a type for each value.
                 if let Some(object) = object {
                     // QEMU 10 and 11 abort if ivshmem gets memory that ivshmem had before, because
@@ -85,11 +88,18 @@ impl Hotplug {
                 }
                 monitor.people(&format!("device_add {device}"), "")
             }
-            Request::Error { error, .. } => {
-                let port = value(device, "bus").context("the device has no port")?;
+            Request::Error { device, error } => {
+                let port = self.ports.get(device);
+                let port = port.with_context(|| format!("there is no port above {device}"))?;
+                let mut monitor = Monitor::connect(self)?;
                 monitor.people(&format!("pcie_aer_inject_error {port} {error}"), "OK")
             }
         }
+    }
+
+    fn device(&self, name: &str) -> Result<&Device> {
+        let device = self.devices.get(name);
+        device.with_context(|| format!("there is no device {name} that can be unplugged"))
     }
 }
 
@@ -213,9 +223,12 @@ mod tests {
             object: Some("memory-backend-file,id=vram0".to_owned()),
             device: "ivshmem-plain,id=gpu0,bus=dp0".to_owned(),
         };
+        let devices = BTreeMap::from([("gpu0".to_owned(), gpu)]);
+        let ports = [("gpu0", "dp0"), ("nic0", "dp1")];
+        let ports = ports.map(|(device, port)| (device.to_owned(), port.to_owned()));
         Hotplug {
             limit: Duration::from_millis(500),
-            ..Hotplug::new(dir.to_owned(), BTreeMap::from([("gpu0".to_owned(), gpu)]))
+            ..Hotplug::new(dir.to_owned(), devices, BTreeMap::from(ports))
         }
     }
 
@@ -223,6 +236,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let qemu = qemu(dir.path(), says);
         let answer = hotplug(dir.path()).answer(question).unwrap();
+        // Nobody may have come: the thread must not wait forever.
+        let _ = UnixStream::connect(dir.path().join(SOCKET));
         (answer, qemu.join().unwrap())
     }
 
@@ -303,6 +318,11 @@ mod tests {
             asked.contains("\"pcie_aer_inject_error dp0 MALF_TLP\""),
             "{asked}"
         );
+        // The model of a NIC is no device that can be unplugged.
+        let of_nic = r#"{"op":"error","device":"nic0","error":"MALF_TLP"}"#;
+        let (answer, asked) = ask(of_nic, &[HELLO, DONE, says]);
+        assert_eq!(answer, "ok");
+        assert!(asked.contains("pcie_aer_inject_error dp1 "), "{asked}");
         for says in [
             r#"{"return": "Error: invalid error status"}"#,
             r#"{"return": ""}"#,
@@ -322,6 +342,16 @@ mod tests {
         assert!(
             answer.starts_with("fail there is no device gpu1"),
             "{answer}"
+        );
+        let answer = hotplug.answer(r#"{"op":"plug","device":"nic0"}"#).unwrap();
+        assert!(
+            answer.starts_with("fail there is no device nic0"),
+            "{answer}"
+        );
+        let error = r#"{"op":"error","device":"nic1","error":"MALF_TLP"}"#;
+        assert_eq!(
+            hotplug.answer(error).unwrap(),
+            "fail there is no port above nic1"
         );
         let answer = hotplug.answer(PLUG).unwrap();
         assert!(answer.starts_with("fail QEMU's monitor: "), "{answer}");

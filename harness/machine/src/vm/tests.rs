@@ -1,11 +1,17 @@
+use std::collections::BTreeMap;
 use std::io;
 
 use super::*;
 
+/// What answers where no device can be unplugged.
+fn no_slots(dir: &Path) -> Hotplug {
+    Hotplug::new(dir.to_owned(), BTreeMap::new(), BTreeMap::new())
+}
+
 #[test]
 fn the_judge_ends_when_nobody_comes() {
     let dir = tempfile::tempdir().unwrap();
-    JudgePort::with(dir.path(), 1, BTreeMap::new())
+    JudgePort::with(dir.path(), 1, no_slots(dir.path()))
         .unwrap()
         .close(dir.path());
 }
@@ -16,7 +22,7 @@ fn the_judge_answers_over_a_long_path() {
     let deep = dir.path().join("x".repeat(120));
     fs::create_dir(&deep).unwrap();
     fs::write(deep.join("vram0"), vec![0; 8192]).unwrap();
-    let judge = JudgePort::with(&deep, 1, BTreeMap::new()).unwrap();
+    let judge = JudgePort::with(&deep, 1, no_slots(&deep)).unwrap();
     let mut stream = at(&deep, SOCKET, |path| UnixStream::connect(path)).unwrap();
     stream
         .write_all(b"{\"op\":\"snapshot\",\"gpu\":0}\n")
@@ -204,10 +210,11 @@ fn a_machine_with_slots_has_a_monitor() {
 fn requests_for_the_monitor_come_by_the_judges_port() {
     let dir = tempfile::tempdir().unwrap();
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let topologies = topology::Topologies::read(&repository).unwrap();
+    let topologies = plan::topology::Topologies::read(&repository).unwrap();
     let hotplug = topologies.get("hotplug").unwrap();
     let devices = hotplug.pluggable(Kind::Counting, &Models::default());
-    let judge = JudgePort::with(dir.path(), 1, devices).unwrap();
+    let hotplug = Hotplug::new(dir.path().to_owned(), devices, hotplug.ports());
+    let judge = JudgePort::with(dir.path(), 1, hotplug).unwrap();
     let mut stream = at(dir.path(), SOCKET, |path| UnixStream::connect(path)).unwrap();
     writeln!(stream, "{{\"op\":\"plug\",\"device\":\"gpu0\"}}\nnonsense").unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
