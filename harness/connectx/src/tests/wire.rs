@@ -369,6 +369,29 @@ fn a_receive_request_that_the_other_end_has_begun_is_flushed() {
     assert!(t.poll(1).is_none());
 }
 
+/// A queue pair of the other end has the same number as the receiver, and fails.
+#[test]
+fn a_receive_request_is_not_taken_for_another_ends() {
+    let Some(mut t) = wired() else { return };
+    let cqs = t.cqs.clone();
+    let rc = |_: &crate::layout::Layouts, _: &mut [u8]| {};
+    let (fails, mut from) = (t.at(0).qp(&cqs[0], rc), t.at(0).qp(&cqs[0], rc));
+    let mut to = t.at(1).qp(&cqs[1], rc);
+    assert_eq!(fails.qpn, to.qpn);
+    t.at(0).connect_to(&from, (LID + 1, to.qpn), 7);
+    t.at(1).connect_to(&to, (LID, from.qpn), 7);
+    let (c, keys) = (t.at(0).device.c.opcodes, t.keys);
+    let data = t.at(1).data(keys[1], START, LEN);
+    t.at(1).receive(&mut to, &[data]);
+    let data = t.at(0).data(keys[0], START, LEN);
+    t.at(0).post(&mut from, c.send, 0, &[data]);
+    // Move one packet of two.
+    t.at(0).device.run().unwrap();
+    t.at(0).modify("2ERR_QP", &fails, &[]).unwrap();
+    assert_eq!((t.syndrome(0), t.syndrome(1)), (0, 0));
+    assert_eq!(t.get(1, LEN as usize), pattern(1));
+}
+
 #[test]
 fn a_message_that_its_sender_cuts_off_ends_the_other_end() {
     let Some(mut t) = wired() else { return };
