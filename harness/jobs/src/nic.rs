@@ -11,19 +11,30 @@ use plan::job::{Bounds, Spec};
 use plan::topology::{Topology, connectx, vram};
 use results::report::Outcome;
 
-/// Results from the log of the first NIC.
+/// Results from the log of the first NIC, and of the second one if a wire joins them.
 pub fn outcomes(job: &str, spec: &Spec, topology: &Topology, ran: &RunResult) -> Vec<Outcome> {
-    let log = ran.dir.join(format!("{}.log", connectx(0)));
+    let log = |number| ran.dir.join(format!("{}.log", connectx(number)));
     let mut outcomes = Vec::new();
     let places = places(spec, topology);
     if spec.at_peer && !places.is_empty() {
-        let trouble = match named(&log, unused(&log, &places)) {
-            Ok(unused) => (!unused.is_empty()).then(|| unused.join("\n")),
-            Err(error) => Some(error),
+        let nics = if topology.wire { 2 } else { 1 };
+        let troubles = (0..nics).filter_map(|number| {
+            let log = log(number);
+            match named(&log, unused(&log, &places)) {
+                Ok(unused) if unused.is_empty() => None,
+                Ok(unused) => Some(format!("{}: {}", connectx(number), unused.join("\n"))),
+                Err(error) => Some(error),
+            }
+        });
+        let troubles = Vec::from_iter(troubles);
+        let trouble = (!troubles.is_empty()).then(|| troubles.join("\n"));
+        let what = match nics {
+            1 => "the NIC reads and writes memory of the GPU",
+            _ => "each NIC reads and writes memory of the GPU",
         };
-        let what = "the NIC reads and writes memory of the GPU";
         outcomes.push(Outcome::unless(job, what, trouble));
     }
+    let log = log(0);
     let figures = named(&log, figures(&log));
     let trouble = match &figures {
         Ok(figures) => spec
@@ -140,6 +151,35 @@ mod tests {
         let (model, bus) = ("at_peer=true\npascal=[]", LOG.replace("vram0", "bus"));
         assert_eq!(failed(model, "switch", Some(&bus)), (2, vec![]));
         assert_eq!(failed(model, "switch", Some(LOG)).1.len(), 1);
+    }
+
+    #[test]
+    fn both_ends_of_a_wire_must_have_used_the_gpu() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let topologies = Topologies::read(&root).unwrap();
+        let text = "name='x'\nmachine='parallel'\ntopologies=['wire']\nlimit=1\nat_peer=true";
+        let spec: Spec = toml::from_str(text).unwrap();
+        let failed = |topology: &str, second: Option<&str>| {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("connectx0.log"), LOG).unwrap();
+            if let Some(log) = second {
+                fs::write(dir.path().join("connectx1.log"), log).unwrap();
+            }
+            let ran = RunResult::quiet(dir.path());
+            let all = outcomes("x", &spec, topologies.get(topology).unwrap(), &ran);
+            let failed = all.iter().filter(|one| one.status == Status::Failed);
+            Vec::from_iter(failed.map(|one| format!("{} {:?}", one.reason, one.log)))
+        };
+        assert!(failed("wire", Some(LOG)).is_empty());
+        let told = failed("wire", Some(&LOG.replace("vram0", "ram"))).join("\n");
+        assert!(
+            told.contains("connectx1: ") && !told.contains("connectx0: "),
+            "{told}"
+        );
+        assert!(told.contains("has not read vram0"), "{told}");
+        assert!(failed("wire", None).join("\n").contains("connectx1.log"));
+        // Elsewhere the first NIC is the one that counts.
+        assert!(failed("switch", None).is_empty());
     }
 
     #[test]

@@ -248,13 +248,15 @@ impl Booter<'_> {
         };
         let mut devices = Vec::new();
         if boot.models.pascal.is_some() {
-            devices.extend((0..setting.gpus).map(|number| (Device::Pascal, number)));
+            devices.extend((0..setting.gpus).map(|number| (Device::Pascal, number..number + 1)));
         }
         if boot.models.has_connectx(boot.kind) {
-            let nics = 0..boot.topology.nics.len();
-            devices.extend(nics.map(|number| (Device::ConnectX, number)));
+            let nics = boot.topology.nics.len();
+            let together = if boot.topology.wire { nics } else { 1 };
+            let first = (0..nics).step_by(together);
+            devices.extend(first.map(|first| (Device::ConnectX, first..first + together)));
         }
-        let start = |(device, number)| Model::start(&setting, device, number);
+        let start = |(device, numbers)| Model::start(&setting, device, numbers);
         devices.into_iter().map(start).collect()
     }
 

@@ -39,6 +39,9 @@ pub struct Topology {
     pub gpus: Vec<Gpu>,
     /// Test NICs, in the same kind of order.
     pub nics: Vec<Nic>,
+    /// Whether a wire joins the ports of two NICs. It does only if they are models of a ConnectX.
+    #[serde(default)]
+    pub wire: bool,
     /// Parameters of each module.
     #[serde(default)]
     pub modules: BTreeMap<String, String>,
@@ -346,6 +349,9 @@ impl Scenario {
 impl Topology {
     fn check(&self) -> Result<()> {
         self.scenarios.iter().try_for_each(Scenario::check)?;
+        if self.wire && self.nics.len() != 2 {
+            bail!("a wire joins two NICs, and there are {}", self.nics.len());
+        }
         // Selftests' expectations are from the first NIC's point of view.
         let peers = &self.requests.peers;
         for (number, path) in self.expect.split(',').enumerate() {
@@ -495,6 +501,17 @@ pub fn pascal(n: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wire_has_two_ends() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut topologies = Topologies::read(&root).unwrap();
+        let wire = topologies.get_mut("wire");
+        assert!(wire.wire && wire.check().is_ok());
+        wire.nics.pop();
+        let told = wire.check().unwrap_err().to_string();
+        assert_eq!(told, "a wire joins two NICs, and there are 1");
+    }
 
     #[test]
     fn a_gpu_may_have_nothing_to_copy_with() {

@@ -4,6 +4,7 @@
 //! ends with status 1. Another status means that the model failed or refuses the machine.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::thread;
@@ -54,7 +55,8 @@ pub struct Model {
     process: Background,
     device: Device,
     dir: PathBuf,
-    name: String,
+    /// Of its devices.
+    names: Vec<String>,
 }
 
 /// Where cargo leaves the program. setup.sh builds it together with the tool.
@@ -67,8 +69,8 @@ pub fn program(paths: &Paths, device: Device) -> PathBuf {
 }
 
 impl Model {
-    /// Starts the model of device `number`, and waits until it listens.
-    pub fn start(setting: &Setting<'_>, device: Device, number: usize) -> Result<Self> {
+    /// Starts the model of a device, or of NICs that a wire joins, and waits until it listens.
+    pub fn start(setting: &Setting<'_>, device: Device, numbers: Range<usize>) -> Result<Self> {
         let Setting { paths, dir, .. } = *setting;
         let program = program(paths, device);
         if !program.is_file() {
@@ -87,14 +89,17 @@ impl Model {
             }
             None => Command::new(program),
         };
-        let name = match device {
+        let name = |number| match device {
             Device::ConnectX => topology::connectx(number),
             Device::Pascal => topology::pascal(number),
         };
-        command
-            .current_dir(dir)
-            .args(["--socket", &format!("{name}.sock")])
-            .args(["--log", &format!("{name}.log")]);
+        let names = Vec::from_iter(numbers.clone().map(name));
+        command.current_dir(dir);
+        for name in &names {
+            command
+                .args(["--socket", &format!("{name}.sock")])
+                .args(["--log", &format!("{name}.log")]);
+        }
         match (device, setting.models.pascal) {
             (Device::ConnectX, pascal) => {
                 let headers = paths.tree().join("include/linux/mlx5");
@@ -109,24 +114,24 @@ impl Model {
             }
             (Device::Pascal, arguments) => {
                 command
-                    .arg(format!("--vram-file={}", vram(number)))
+                    .arg(format!("--vram-file={}", vram(numbers.start)))
                     .args(arguments.unwrap_or_default());
             }
         }
         let mut model = Self {
             device,
-            process: background(&mut command, &dir.join(format!("{name}.err")))?,
+            process: background(&mut command, &dir.join(format!("{}.err", names[0])))?,
             dir: dir.to_owned(),
-            name,
+            names,
         };
         model.wait_until_it_listens(START)?;
         Ok(model)
     }
 
     fn wait_until_it_listens(&mut self, limit: Duration) -> Result<()> {
-        let socket = self.file("sock");
+        let sockets = self.files("sock");
         let start = Instant::now();
-        while !socket.exists() {
+        while !sockets.iter().all(|socket| socket.exists()) {
             let why = match self.process.ended()? {
                 Some(status) => status.to_string(),
                 None if start.elapsed() > limit => {
@@ -140,7 +145,7 @@ impl Model {
             };
             bail!(
                 "the model {} did not start: {why}\n{}",
-                self.name,
+                self.name(),
                 self.last_output()
             );
         }
@@ -165,22 +170,30 @@ impl Model {
                 limit.as_secs()
             ),
         };
+        let logs = self.files("log");
+        let logs = Vec::from_iter(logs.iter().map(|log| log.display().to_string()));
         Ok(Some(format!(
             "{}: {what}\n{}\nAll that it saw: {}",
-            self.name,
+            self.name(),
             self.last_output(),
-            self.file("log").display()
+            logs.join(", ")
         )))
     }
 
-    fn file(&self, extension: &str) -> PathBuf {
-        self.dir.join(format!("{}.{extension}", self.name))
+    fn name(&self) -> String {
+        self.names.join(" and ")
+    }
+
+    /// The file of each device.
+    fn files(&self, extension: &str) -> Vec<PathBuf> {
+        let names = self.names.iter();
+        Vec::from_iter(names.map(|name| self.dir.join(format!("{name}.{extension}"))))
     }
 
     /// The end of its error output, or else of its log.
     fn last_output(&self) -> String {
-        for extension in ["err", "log"] {
-            let bytes = fs::read(self.file(extension)).unwrap_or_default();
+        for file in ["err", "log"].into_iter().flat_map(|end| self.files(end)) {
+            let bytes = fs::read(file).unwrap_or_default();
             let text = String::from_utf8_lossy(&bytes);
             if !text.trim().is_empty() {
                 return indent(&tail(&text, 15));
@@ -195,10 +208,14 @@ impl Model {
 pub fn end(models: Vec<Model>, may: &Requests) -> Result<Option<String>> {
     let mut all = Vec::new();
     for model in models {
-        let log = model.file("log");
+        let logs = Vec::from_iter(model.names.iter().cloned().zip(model.files("log")));
         let is_nic = model.device == Device::ConnectX;
         all.extend(model.end(END)?);
-        all.extend(is_nic.then(|| forbidden(&log, may)).flatten());
+        let logs = logs.iter().filter(|_| is_nic);
+        all.extend(logs.filter_map(|(name, log)| {
+            let what = forbidden(log, may)?;
+            Some(format!("{name}: {what}"))
+        }));
     }
     Ok((!all.is_empty()).then(|| all.join("\n")))
 }

@@ -51,6 +51,15 @@ impl Machine {
     }
 
     fn start_with(&self, device: Device, models: Models<'_>) -> Result<Model> {
+        self.start_together(device, models, 0..1)
+    }
+
+    fn start_together(
+        &self,
+        device: Device,
+        models: Models<'_>,
+        numbers: Range<usize>,
+    ) -> Result<Model> {
         let setting = Setting {
             paths: &self.paths,
             dir: &self.dir,
@@ -58,7 +67,7 @@ impl Machine {
             models,
             limit: Some(Duration::from_secs(20)),
         };
-        Model::start(&setting, device, 0)
+        Model::start(&setting, device, numbers)
     }
 }
 
@@ -98,6 +107,30 @@ fn a_gpu_and_the_nic_that_reaches_it() {
         arguments(Device::Pascal),
         "--socket pascal0.sock --log pascal0.log --vram-file=vram0 --bar1=16M\n"
     );
+}
+
+/// Each has a log of its own, in which it can break a rule.
+#[test]
+fn two_nics_that_a_wire_joins_are_one_process() {
+    for at in [0, 1] {
+        let dma = r#"{"event":"dma","to":"ram","len":8,"ats":true,"ro":false}"#;
+        let machine = Machine::new(&format!(
+            "echo \"$*\" >arguments; : >connectx1.log; echo '{dma}' >connectx{at}.log; \
+             : >connectx0.sock; sleep 0.2; : >connectx1.sock"
+        ));
+        let models = Models::default();
+        let model = machine.start_together(Device::ConnectX, models, 0..2);
+        let model = model.unwrap();
+        // Both listen.
+        assert!(machine.dir.join("connectx1.sock").exists());
+        let complaint = end(vec![model], &PLAIN).unwrap().unwrap();
+        let what = format!("connectx{at}: 1 DMAs with ATS");
+        assert!(complaint.starts_with(&what), "{complaint}");
+        let arguments = fs::read_to_string(machine.dir.join("arguments")).unwrap();
+        let both = "--socket connectx0.sock --log connectx0.log \
+                    --socket connectx1.sock --log connectx1.log --headers";
+        assert!(arguments.starts_with(both), "{arguments}");
+    }
 }
 
 #[test]
