@@ -13,8 +13,8 @@ use super::spans::{self, Span};
 use super::table::new_table;
 use super::{BenchConfig, Figures, RESULTS, plot};
 
-/// Cases whose names end like this count rows of pages, not instructions.
-const ROWS: &str = "_runs";
+/// Cases whose names end like this count rows of pages, or calls, not instructions.
+const NOT_INSTRUCTIONS: [&str; 2] = ["_runs", "_calls"];
 
 /// How far the cost of a range may be from a straight line.
 const BEND: f64 = 0.10;
@@ -156,9 +156,10 @@ fn by_run(
     figure: impl Fn(&Figures, &str) -> Option<f64>,
 ) -> ByRun {
     let of_run = |figures: &Figures| {
+        let other = |case: &str| NOT_INSTRUCTIONS.iter().any(|end| case.ends_with(end));
         let cases = figures.cases();
-        let cases = cases.filter(|case| *case != RANGE && !case.ends_with(ROWS));
         cases
+            .filter(|case| *case != RANGE && !other(case))
             .filter_map(|case| Some((case.to_owned(), figure(figures, case)?)))
             .collect()
     };

@@ -48,12 +48,19 @@ fn what_is_paid_once_is_left_out() {
 }
 
 #[test]
-fn rows_are_not_instructions() {
+fn rows_and_calls_are_not_instructions() {
     let run = "[[run]]\nname='x'\nkernel=''\ntopology=''\nwhat=''\n";
     let settings = settings(&format!(
         "{run}[[goal]]\nname='g'\nof='x.a'\nto='x.a'\nat_most=1\n"
     ));
-    let lines = [("a", 1, 7), ("a", 2, 9), ("a_runs", 1, 1), ("a_runs", 2, 1)];
+    let lines = [
+        ("a", 1, 7),
+        ("a", 2, 9),
+        ("a_runs", 1, 1),
+        ("a_runs", 2, 1),
+        ("a_calls", 1, 1),
+        ("a_calls", 2, 3),
+    ];
     let counted = [("x".to_owned(), figures(&lines))];
     let tables = Results::new(&settings, counted.into(), Vec::new())
         .unwrap()

@@ -6,7 +6,8 @@
  *
  * usage: bench ram | p2p | callback
  *
- * callback: on the base with qemu/kernel/callback.patch
+ * ram: on the base, with test_hmm
+ * callback: on the base with qemu/kernel/callback.patch, with test_hmm
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -31,6 +32,8 @@
 #define HUGE_PAGES	(HUGE / PAGE)
 #define ROUNDS		5
 #define NIC_PAGES	256UL
+#define REFUSED_PAGES	((64UL << 20) / PAGE)
+#define REFUSED_ROUNDS	3
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE	25
@@ -151,6 +154,30 @@ static void map_range(const char *what, char *h, unsigned int flags)
 	}
 }
 
+/* Looks up the DMA addresses of pages that are mapped, in a row and in no order */
+static void look_up(const char *what, char *h, unsigned int flags, bool ranges)
+{
+	const unsigned int look = flags | BENCH_MAP | BENCH_LOOK_UP;
+	struct hmm_bench args;
+	char name[64];
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		args = fault(h, huge_sizes[i], look, ROUNDS);
+		snprintf(name, sizeof(name), "look_up_%s_each", what);
+		say(name, huge_sizes[i], args.map);
+		if (!ranges)
+			continue;
+		args = fault(h, huge_sizes[i], look | BENCH_MAP_RANGE, ROUNDS);
+		snprintf(name, sizeof(name), "look_up_%s", what);
+		say(name, huge_sizes[i], args.map);
+		args = fault_runs(h, huge_sizes[i], look | BENCH_MAP_RANGE,
+				  ROUNDS, 1);
+		snprintf(name, sizeof(name), "look_up_%s_no_order", what);
+		say(name, huge_sizes[i], args.map);
+	}
+}
+
 /* To the memory of test_hmm, which also copies what it moved to @ptr */
 static void migrate_dmirror(char *p, size_t len)
 {
@@ -255,6 +282,84 @@ static uint64_t alternating(unsigned long pages, bool peer)
 	return least;
 }
 
+/* Peers can reach that much of the GPU's memory, from its begin */
+static void reach(uint64_t size)
+{
+	const struct p2ptest_gpu_window window = { .size = size };
+
+	if (ioctl(gpu_fd, P2PTEST_GPU_WINDOW, &window))
+		err(1, "window of %llu bytes", window.size);
+}
+
+/*
+ * Every second page is in the GPU where the NIC can not reach it. The others are
+ * in the GPU where it can, or in host memory if that is test_hmm.
+ */
+static char *interleaved(void)
+{
+	char *p = anonymous(REFUSED_PAGES * PAGE, false);
+	unsigned long i;
+
+	/* The GPU gives the first page that is free: peers reach the first half */
+	for (i = 0; dmirror_fd < 0 && i < REFUSED_PAGES; i += 2)
+		migrate(p + i * PAGE, PAGE);
+	for (i = 1; i < REFUSED_PAGES; i += 2)
+		migrate(p + i * PAGE, PAGE);
+	return p;
+}
+
+/*
+ * The walk brings every second page home. That invalidates the range, so that
+ * hmm_range_fault() is called again, once for each PMD. The faults of the same pages
+ * without a walk are counted, too: the difference is the walk.
+ */
+static void alternating_refused(void)
+{
+	const unsigned long half = REFUSED_PAGES / 2;
+	const unsigned long alias = dmirror_fd < 0 ? half : 0;
+	const unsigned int flags = BENCH_FAULT | (alias ? BENCH_P2P_OK : 0);
+	uint64_t all = UINT64_MAX, home = UINT64_MAX, calls = 0;
+	struct p2ptest_gpu_info info;
+	struct hmm_bench args;
+	int round;
+	char *p;
+
+	if (alias) {
+		if (ioctl(gpu_fd, P2PTEST_GPU_INFO, &info))
+			err(1, "GPU");
+		if (info.vram_size < REFUSED_PAGES * PAGE)
+			errx(1, "%llu bytes of VRAM", info.vram_size);
+		reach(half * PAGE);
+	}
+	for (round = 0; round < REFUSED_ROUNDS; round++) {
+		p = interleaved();
+		if (alias)
+			SPAN(7);
+		else
+			SPAN(3);
+		args = fault(p, REFUSED_PAGES, flags, 1);
+		SPAN(0);
+		found(&args, REFUSED_PAGES - alias, alias);
+		keep_least(&all, args.all);
+		calls = args.calls;
+		munmap(p, REFUSED_PAGES * PAGE);
+
+		p = interleaved();
+		args = fault(p, REFUSED_PAGES, BENCH_HOME, 1);
+		keep_least(&home, args.all);
+		args = fault(p, REFUSED_PAGES, flags, 1);
+		found(&args, REFUSED_PAGES - alias, alias);
+		if (args.calls != 1)
+			errx(1, "not all refused pages were home");
+		munmap(p, REFUSED_PAGES * PAGE);
+	}
+	if (alias)
+		reach(info.window_size);
+	say("alternating_refused", REFUSED_PAGES, all);
+	say("alternating_refused_calls", REFUSED_PAGES, calls);
+	say("refused_home", REFUSED_PAGES, home);
+}
+
 /*
  * For the profile: faults of one page, and mappings of pages in no order, one by one
  * and by one call
@@ -298,6 +403,7 @@ static void ram(bool ranges)
 		say("alternating_ram", sizes[i], alternating(sizes[i], false));
 	}
 	profiled(p, h, ranges);
+	look_up("ram", h, BENCH_FAULT, ranges);
 	invalidation("invalidate_ram_each", 0);
 	if (ranges) {
 		invalidation("invalidate_ram", BENCH_MAP_RANGE);
@@ -307,10 +413,10 @@ static void ram(bool ranges)
 	munmap(h, huge_sizes[1] * PAGE);
 }
 
-/* 16 GiB of addresses that share 256 MiB of memory */
+/* 16 GiB of addresses that share 1 GiB of memory: half of the machine's */
 static void range(void)
 {
-	const size_t file_len = 256UL << 20, len = 16UL << 30;
+	const size_t file_len = 1UL << 30, len = 16UL << 30;
 	int fd = memfd_create("bench", 0);
 	struct hmm_bench args;
 	char *p = reserve(len);
@@ -401,6 +507,7 @@ static void alias(void)
 		say("alternating_alias", sizes[i], alternating(sizes[i], true));
 	}
 	map_range("alias", h, peer);
+	look_up("alias", h, peer, true);
 	invalidation("invalidate_alias_each", BENCH_P2P_OK);
 	invalidation("invalidate_alias", BENCH_P2P_OK | BENCH_MAP_RANGE);
 	for (i = 0; i < 2; i++) {
@@ -654,10 +761,14 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	range();
-	if (!strcmp(what, "p2p")) {
+	if (!strcmp(what, "ram")) {
+		dmirror_fd = open_it("/dev/hmm_dmirror0");
+		alternating_refused();
+	} else {
 		gpu_fd = open_it("/dev/p2ptest_gpu0");
 		nic_fd = open_it("/dev/p2ptest_nic0");
 		alias();
+		alternating_refused();
 		nic(true);
 		nic(false);
 		registration("64k", 16);

@@ -154,12 +154,60 @@ static int bench_map_range(struct bench *bench, struct hmm_bench *args)
 	bench_least(&args->map, mapped - start);
 	return done == args->pages ? 0 : -EIO;
 }
+
+/* In pieces, as mlx5 does. Returns whether one failed */
+static bool bench_look_up_range(struct bench *bench, struct hmm_bench *args)
+{
+	struct pci_p2pdma_map_state state = {};
+	bool failed = false;
+	unsigned long i, nr;
+
+	for (i = 0; i < args->pages; i += nr) {
+		nr = min(args->pages - i, BENCH_LOOK_UP_PAGES);
+		failed |= hmm_dma_map_range(bench->nic, &bench->map, i, nr,
+					    &state, bench->addrs + i) != nr;
+	}
+	return failed;
+}
 #else
 static int bench_map_range(struct bench *bench, struct hmm_bench *args)
 {
 	return -EOPNOTSUPP;
 }
+
+static bool bench_look_up_range(struct bench *bench, struct hmm_bench *args)
+{
+	return true;
+}
 #endif
+
+static bool bench_look_up_each(struct bench *bench, struct hmm_bench *args)
+{
+	struct pci_p2pdma_map_state state = {};
+	bool failed = false;
+	unsigned long i;
+
+	for (i = 0; i < args->pages; i++) {
+		bench->addrs[i] = hmm_dma_map_pfn(bench->nic, &bench->map, i,
+						  &state);
+		failed |= bench->addrs[i] == DMA_MAPPING_ERROR;
+	}
+	return failed;
+}
+
+static int bench_look_up(struct bench *bench, struct hmm_bench *args)
+{
+	bool failed = bench_look_up_each(bench, args);
+	cycles_t start = get_cycles();
+
+	if (args->flags & BENCH_MAP_RANGE)
+		failed |= bench_look_up_range(bench, args);
+	else
+		failed |= bench_look_up_each(bench, args);
+	bench_least(&args->map, get_cycles() - start);
+	bench_unmap(bench, args->pages, false);
+	return failed ? -EIO : 0;
+}
 
 static int bench_map(struct bench *bench, struct hmm_bench *args)
 {
@@ -170,6 +218,8 @@ static int bench_map(struct bench *bench, struct hmm_bench *args)
 
 	if (args->run)
 		bench_reorder(bench, args);
+	if (args->flags & BENCH_LOOK_UP)
+		return bench_look_up(bench, args);
 	if (args->flags & BENCH_MAP_RANGE)
 		return bench_map_range(bench, args);
 
@@ -188,6 +238,37 @@ static int bench_map(struct bench *bench, struct hmm_bench *args)
 	return failed ? -EIO : 0;
 }
 
+/* Faults every second page in, one PMD after the other as hmm_range_fault() does */
+static int bench_home(struct bench *bench, struct hmm_bench *args)
+{
+	struct mm_struct *mm = bench->notifier.mm;
+	unsigned long i, j, end, addr;
+	struct vm_area_struct *vma;
+	cycles_t start, all = 0;
+	vm_fault_t ret = 0;
+
+	for (i = 0; i < args->pages; i = end) {
+		end = min(i + PTRS_PER_PTE, args->pages);
+		mmu_interval_read_begin(&bench->notifier);
+		mmap_read_lock(mm);
+		vma = vma_lookup(mm, args->addr + (i << PAGE_SHIFT));
+		if (!vma || vma->vm_end < args->addr + (end << PAGE_SHIFT)) {
+			mmap_read_unlock(mm);
+			return -EFAULT;
+		}
+		start = get_cycles();
+		for (j = i + 1; j < end; j += 2) {
+			addr = args->addr + (j << PAGE_SHIFT);
+			ret |= handle_mm_fault(vma, addr, FAULT_FLAG_REMOTE,
+					       NULL);
+		}
+		all += get_cycles() - start;
+		mmap_read_unlock(mm);
+	}
+	bench_least(&args->all, all);
+	return ret & VM_FAULT_ERROR ? -EFAULT : 0;
+}
+
 static int bench_round(struct bench *bench, struct hmm_bench *args)
 {
 	struct mm_struct *mm = bench->notifier.mm;
@@ -202,6 +283,9 @@ static int bench_round(struct bench *bench, struct hmm_bench *args)
 	cycles_t start, ticks, all = 0;
 	int ret;
 
+	if (args->flags & BENCH_HOME)
+		return bench_home(bench, args);
+	args->calls = 0;
 #ifdef BENCH_P2P
 	range.dma_dev = bench->nic;
 	if (args->flags & BENCH_P2P_OK)
@@ -221,6 +305,7 @@ static int bench_round(struct bench *bench, struct hmm_bench *args)
 		if (args->flags & BENCH_SPAN_FAULT)
 			SPAN(0);
 		all += ticks;
+		args->calls++;
 		mmap_read_unlock(mm);
 		if (ret == -EBUSY)
 			continue;
@@ -318,6 +403,7 @@ static long bench_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return -EINVAL;
 	args.fault = 0;
 	args.all = 0;
+	args.calls = 0;
 	args.map = 0;
 	args.unmap = 0;
 
