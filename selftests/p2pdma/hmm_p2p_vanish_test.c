@@ -46,11 +46,13 @@ struct shared {
 	unsigned int look;	/* so often all have to look at their pages */
 	bool run;
 	bool gpu_gone;
+	bool lost;		/* what was in VRAM may be */
 	bool end;
 	bool stop;		/* something is wrong, and is reported */
 	struct {
 		unsigned int looked;
 		long resident;
+		unsigned int lost;	/* pages */
 	} proc[PROCS];
 };
 
@@ -66,6 +68,7 @@ struct worker {
 	struct p2p_buf buf;
 	__u32 card_buf, card_data;	/* what the NIC as a card calls them */
 	__u64 want[PAGES];	/* seed of each page */
+	bool in_vram[PAGES];	/* when this process last looked */
 	__u64 next;
 	unsigned char *data;	/* a page */
 };
@@ -104,11 +107,21 @@ static bool holds(const unsigned char *p, __u64 seed, size_t pos, size_t len)
 	return p2p_compare(p, seed, pos, len) == len;
 }
 
+/* A device that is not there reads as ones on hardware, and as zeros in QEMU */
+static bool is_nothing(unsigned char byte)
+{
+	return !byte || byte == 0xff;
+}
+
 static void check(struct worker *w, const char *who, unsigned int i,
 		  const unsigned char *p)
 {
 	size_t same = p2p_compare(p, w->want[i], 0, P2P_PAGE);
+	bool lost = load(shared->lost) && (load(shared->run) || w->in_vram[i]);
 
+	while (lost && same < P2P_PAGE && is_nothing(p[same]))
+		same += 1 + p2p_compare(p + same + 1, w->want[i], same + 1,
+					P2P_PAGE - same - 1);
 	if (same != P2P_PAGE)
 		wrong(w, "%s: page %u, byte %zu is %#x", who, i, same, p[same]);
 }
@@ -228,7 +241,7 @@ static void nic_transfer(struct worker *w, unsigned int i, bool write, bool card
 		wrong(w, "NIC: %s", strerror(-ret));
 	}
 	if (write)
-		settle(w, "NIC write", i, new, lost);
+		settle(w, "NIC write", i, new, lost || load(shared->lost));
 }
 
 static void gpu_transfer(struct worker *w, unsigned int i, bool write)
@@ -248,7 +261,7 @@ static void gpu_transfer(struct worker *w, unsigned int i, bool write)
 	else if (ret >= 0)
 		check(w, "GPU read", i, w->data);
 	else if (gone(w, GPU, write ? "GPU write" : "GPU read", ret) && write)
-		settle(w, "GPU write", i, new, false);
+		settle(w, "GPU write", i, new, load(shared->lost));
 }
 
 static void move(struct worker *w, bool in, unsigned int from, unsigned int n)
@@ -319,6 +332,10 @@ static void look(struct worker *w, unsigned int turn)
 			gpu_transfer(w, i, false);
 		else
 			check(w, "CPU read", i, page_at(w, i));
+		if (load(shared->lost) && !holds(page_at(w, i), w->want[i], 0, P2P_PAGE)) {
+			shared->proc[w->number].lost++;
+			p2p_fill(page_at(w, i), w->want[i], 0, P2P_PAGE);
+		}
 	}
 	n = 0;
 	if (w->gpu.fd >= 0) {
@@ -326,6 +343,8 @@ static void look(struct worker *w, unsigned int turn)
 		if (n < 0)
 			gone(w, GPU, "lookup", n);
 	}
+	for (i = 0; i < PAGES; i++)
+		w->in_vram[i] = p2p_device_private(page_at(w, i), P2P_PAGE) == 1;
 	shared->proc[w->number].resident = n;
 	store(shared->proc[w->number].looked, turn);
 }
@@ -368,6 +387,7 @@ FIXTURE(p2p_vanish)
 	char name[2][P2P_PCI_NAME];
 	char port[2][P2P_PCI_NAME];	/* of the slot */
 	bool slots;
+	bool hotplug;		/* the kernel looks after them */
 	bool unplugs;
 };
 
@@ -382,33 +402,18 @@ FIXTURE_SETUP(p2p_vanish)
 	ASSERT_EQ(0, p2p_pci_name(P2P_NIC_DRIVER, 0, self->name[NIC]));
 	self->slots = !p2p_pci_slot(self->name[GPU], self->port[GPU]) &&
 		      !p2p_pci_slot(self->name[NIC], self->port[NIC]);
+	self->hotplug = p2p_pci_hotplug();
 }
 
 static const char *const driver[] = { P2P_GPU_DRIVER, P2P_NIC_DRIVER };
 
-/*
- * Ask whoever is outside to "unplug" or "plug" a device, or for an "error" at its port.
- * The answer is "ok", or why that cannot be. After "unplug" the device has gone; after
- * "plug" the kernel has yet to find it.
- */
+/* What somebody outside calls them */
+static const char *const outside_names[] = { "gpu0", "nic0" };
+
 static void outside(const char *op, int dev, const char *error, char *answer,
 		    size_t size)
 {
-	static const char *const names[] = { "gpu0", "nic0" };
-	int fd = open(getenv("P2PTEST_HOTPLUG"), O_RDWR | O_CLOEXEC);
-	size_t n = 0;
-
-	answer[0] = '\0';
-	if (fd < 0)
-		return;
-	dprintf(fd, "{\"op\":\"%s\",\"device\":\"%s\"", op, names[dev]);
-	if (error)
-		dprintf(fd, ",\"error\":\"%s\"", error);
-	dprintf(fd, "}\n");
-	while (n < size - 1 && read(fd, answer + n, 1) == 1 && answer[n] != '\n')
-		n++;
-	answer[n] = '\0';
-	close(fd);
+	p2p_outside(op, outside_names[dev], error, answer, size);
 }
 
 FIXTURE_TEARDOWN_PARENT(p2p_vanish)
@@ -420,7 +425,7 @@ FIXTURE_TEARDOWN_PARENT(p2p_vanish)
 		outside("plug", GPU, NULL, answer, sizeof(answer));
 		outside("plug", NIC, NULL, answer, sizeof(answer));
 	}
-	if (self->slots) {
+	if (self->slots && !self->hotplug) {
 		p2p_pci_slot_power(self->port[GPU], true);
 		p2p_pci_slot_power(self->port[NIC], true);
 	}
@@ -540,7 +545,7 @@ static void surprise(struct __test_metadata *_metadata,
  */
 static void slot(struct __test_metadata *_metadata, SELF *self, int dev)
 {
-	if (!self->slots) {
+	if (!self->slots || self->hotplug) {
 		remove_device(_metadata, self, dev);
 		return;
 	}
@@ -582,6 +587,45 @@ static void unplug(struct __test_metadata *_metadata, SELF *self, int dev)
 	store(shared->gpu_gone, false);
 	outside("plug", dev, NULL, answer, sizeof(answer));
 	ASSERT_STREQ("ok", answer);
+}
+
+/*
+ * The device is pulled out. If the kernel looks after the slot, it finds an empty slot and
+ * removes the device: the driver goes after the device. What was in VRAM is lost.
+ */
+static void pull(struct __test_metadata *_metadata, SELF *self, int dev)
+{
+	char answer[200];
+	int i;
+
+	shared->lossy++;
+	store(shared->lost, dev == GPU);
+	ASSERT_EQ(0, p2p_pci_slot_pull(self->port[dev]));
+	if (self->hotplug) {
+		for (i = 0; p2p_pci_command(self->name[dev], 0, 0) != -ENOENT; i++) {
+			ASSERT_GT(1000, i)
+				TH_LOG("nobody has seen that the device is gone");
+			p2p_sleep_ms(10);
+		}
+	} else {
+		p2p_sleep_ms(TRANSFER_MS);
+		ASSERT_EQ(0xff, p2p_pci_command(self->name[dev], 0, 0));
+		ASSERT_EQ(0, p2p_pci_attr_set(self->name[dev], "remove", "1"));
+	}
+	store(shared->gpu_gone, dev == GPU);
+	all_look(_metadata);
+	store(shared->lost, false);
+	/* Nobody is there */
+	ASSERT_EQ(0, p2p_pci_rescan());
+	ASSERT_EQ(-ENOENT, p2p_pci_command(self->name[dev], 0, 0));
+	store(shared->gpu_gone, false);
+	outside("plug", dev, NULL, answer, sizeof(answer));
+	ASSERT_STREQ("ok", answer);
+	if (!self->hotplug) {
+		ASSERT_EQ(0, p2p_pci_slot_power(self->port[dev], true));
+		ASSERT_EQ(0, p2p_pci_rescan());
+	}
+	shared->lossy++;
 }
 
 /* How many errors the root port above the switch has seen */
@@ -659,6 +703,10 @@ static const struct way ways_outside[] = {
 	{ .name = "unplug", .run = unplug },
 	{ .name = "error", .run = nonfatal },
 	{ .name = "fatal error", .run = fatal, .only_nic = true },
+};
+
+static const struct way ways_pulled[] = {
+	{ .name = "pulled", .run = pull },
 };
 
 static __u64 number_from(const char *name, __u64 otherwise)
@@ -740,6 +788,22 @@ TEST_F_TIMEOUT(p2p_vanish, outside, TIMEOUT_S)
 		SKIP(return, "nobody outside unplugs devices: P2PTEST_HOTPLUG is not set");
 	self->unplugs = true;
 	play(_metadata, self, ways_outside, ARRAY_SIZE(ways_outside), OUTSIDE);
+}
+
+TEST_F_TIMEOUT(p2p_vanish, pulled, TIMEOUT_S)
+{
+	unsigned int i, lost = 0;
+
+	if (!getenv("P2PTEST_HOTPLUG"))
+		SKIP(return, "nobody outside unplugs devices: P2PTEST_HOTPLUG is not set");
+	ASSERT_TRUE(self->slots);
+	self->unplugs = true;
+	play(_metadata, self, ways_pulled, ARRAY_SIZE(ways_pulled), OUTSIDE);
+	for (i = 0; i < PROCS; i++)
+		lost += shared->proc[i].lost;
+	ksft_print_msg("stress: %u pages were lost with the GPU\n", lost);
+	/* Otherwise it held nothing when it was pulled out */
+	EXPECT_LT(0U, lost);
 }
 
 TEST_HARNESS_MAIN

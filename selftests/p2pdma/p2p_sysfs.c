@@ -539,14 +539,16 @@ close:
 	return ret;
 }
 
+bool p2p_pci_hotplug(void)
+{
+	return !access("/sys/bus/pci_express/drivers/pciehp", F_OK);
+}
+
 int p2p_pci_slot(const char *name, char port[P2P_PCI_NAME])
 {
 	char path[128], above[PATH_MAX];
 	const char *base;
 
-	/* Both of us would write to the register */
-	if (!access("/sys/bus/pci_express/drivers/pciehp", F_OK))
-		return -EOPNOTSUPP;
 	snprintf(path, sizeof(path), PCI_DEVICES "/%s/..", name);
 	if (!realpath(path, above))
 		return -errno;
@@ -563,6 +565,31 @@ int p2p_pci_slot_power(const char *port, bool on)
 	return slot_control(port, PCI_EXP_SLTCTL_PIC | PCI_EXP_SLTCTL_PCC,
 			    PCI_EXP_SLTCTL_PWR_IND_ON |
 			    (on ? PCI_EXP_SLTCTL_PWR_ON : PCI_EXP_SLTCTL_PWR_OFF));
+}
+
+int p2p_pci_slot_pull(const char *port)
+{
+	return slot_control(port, PCI_EXP_SLTCTL_PIC | PCI_EXP_SLTCTL_PCC,
+			    PCI_EXP_SLTCTL_PWR_IND_OFF | PCI_EXP_SLTCTL_PWR_OFF);
+}
+
+void p2p_outside(const char *op, const char *device, const char *error, char *answer,
+		 size_t size)
+{
+	int fd = open(getenv("P2PTEST_HOTPLUG"), O_RDWR | O_CLOEXEC);
+	size_t n = 0;
+
+	answer[0] = '\0';
+	if (fd < 0)
+		return;
+	dprintf(fd, "{\"op\":\"%s\",\"device\":\"%s\"", op, device);
+	if (error)
+		dprintf(fd, ",\"error\":\"%s\"", error);
+	dprintf(fd, "}\n");
+	while (n < size - 1 && read(fd, answer + n, 1) == 1 && answer[n] != '\n')
+		n++;
+	answer[n] = '\0';
+	close(fd);
 }
 
 int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end)

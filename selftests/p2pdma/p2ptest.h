@@ -240,13 +240,21 @@ int p2p_pci_attr_get(const char *name, const char *attr, char *text,
 
 /* Change bits of the command register; its low byte as it is then */
 int p2p_pci_command(const char *name, unsigned char clear, unsigned char set);
-/*
- * The port above a device, if the port controls the power of its slot, and no hotplug
- * driver does so: -EOPNOTSUPP otherwise
- */
+/* Does a driver of the kernel look after slots? It writes to the same register as we. */
+bool p2p_pci_hotplug(void);
+/* The port above a device, if it controls the power of its slot: -EOPNOTSUPP otherwise */
 int p2p_pci_slot(const char *name, char port[P2P_PCI_NAME]);
 /* Without power the device does not answer; it comes back as after a reset */
 int p2p_pci_slot_power(const char *port, bool on);
+/* Take the device out, and ask nobody. It is there again when somebody outside plugs it. */
+int p2p_pci_slot_pull(const char *port);
+/*
+ * Ask whoever is at the other end of $P2PTEST_HOTPLUG to "unplug" or "plug" a device, or
+ * for an "error" at the port above it. The answer is "ok", or why that cannot be. After
+ * "unplug" the device has gone; after "plug" the kernel has yet to find it.
+ */
+void p2p_outside(const char *op, const char *device, const char *error, char *answer,
+		 size_t size);
 /* Start and end (exclusive) of a memory BAR */
 int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end);
 /* Does an IOMMU translate the device's addresses? */

@@ -9,6 +9,10 @@
  * GPU; if nobody says, one page is tried, and all others have to fare as it did.
  * hmm_p2p_verbs_test.c has what only the test GPU can tell.
  *
+ * $P2P_VERBS_PEER names a second RDMA device, with the same path to the GPU, whose
+ * port reaches the first one's. Then the second one asks the first one for each
+ * transfer, and not the first one itself.
+ *
  * The tests are alone on the machine: there must be no swap, and nobody else whose
  * pages in a GPU an RDMA device meets. Models of two devices take some 30 ms for a
  * page that one reads or writes in the other, so transfers are small.
@@ -28,6 +32,8 @@
 FIXTURE(verbs_gpu)
 {
 	struct verbs v;
+	struct verbs other;		/* the device that asks, if it is another */
+	struct verbs *asks;		/* that one, or @v */
 	struct verbs_link link;
 	struct gpu gpu;
 	bool implicit;			/* kind of region */
@@ -86,15 +92,21 @@ static void map(struct __test_metadata *_metadata, struct region *r,
 }
 
 /* A region on demand covers the whole address space if it is implicit */
-static void reg(struct __test_metadata *_metadata, SELF *self,
-		struct region *r, int access)
+static void reg_at(struct __test_metadata *_metadata, SELF *self,
+		   struct verbs *v, struct region *r, int access)
 {
 	bool all = self->implicit && (access & IBV_ACCESS_ON_DEMAND);
 
-	r->mr = ibv_reg_mr(self->v.pd, all ? NULL : r->buf.p,
+	r->mr = ibv_reg_mr(v->pd, all ? NULL : r->buf.p,
 			   all ? SIZE_MAX : r->buf.len, access);
 	ASSERT_NE(NULL, r->mr)
 		TH_LOG("no memory region: %s", strerror(errno));
+}
+
+static void reg(struct __test_metadata *_metadata, SELF *self,
+		struct region *r, int access)
+{
+	reg_at(_metadata, self, &self->v, r, access);
 }
 
 static void region_init(struct __test_metadata *_metadata, SELF *self,
@@ -102,6 +114,14 @@ static void region_init(struct __test_metadata *_metadata, SELF *self,
 {
 	map(_metadata, r, pages, seed, MADV_NOHUGEPAGE);
 	reg(_metadata, self, r, access);
+}
+
+/* Pinned memory of the device that asks */
+static void data_init(struct __test_metadata *_metadata, SELF *self,
+		      struct region *data, size_t pages)
+{
+	map(_metadata, data, pages, OTHER, MADV_NOHUGEPAGE);
+	reg_at(_metadata, self, self->asks, data, VERBS_REMOTE);
 }
 
 static void region_free(struct __test_metadata *_metadata, struct region *r)
@@ -279,7 +299,7 @@ static int probe(struct __test_metadata *_metadata, SELF *self)
 	int i;
 
 	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, 1, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, 1);
 	to_gpu(_metadata, self, &r);
 	stats_start(_metadata, self, &stats);
 	nic_write(_metadata, self, &data, &r, 0, P2P_PAGE, AFTER);
@@ -308,10 +328,17 @@ FIXTURE_SETUP(verbs_gpu)
 	why = verbs_open(&self->v);
 	if (why)
 		SKIP(return, "%s", why);
+	self->asks = &self->v;
+	if (verbs_has_peer()) {
+		self->asks = &self->other;
+		why = verbs_open_peer(&self->other);
+		ASSERT_EQ(NULL, why)
+			TH_LOG("P2P_VERBS_PEER: %s", why);
+	}
 	self->implicit = variant->implicit;
-	if (self->implicit && !self->v.implicit)
+	if (self->implicit && !(self->v.implicit && self->asks->implicit))
 		SKIP(return, "the RDMA device has no implicit regions");
-	ASSERT_EQ(0, verbs_link(&self->v, &self->link));
+	ASSERT_EQ(0, verbs_link_from(self->asks, &self->v, &self->link));
 	/* Only a kernel without PCI_P2PDMA has no policy */
 	self->has_p2p = !p2p_policy_get(self->policy, sizeof(self->policy));
 	if (self->has_p2p)
@@ -344,7 +371,7 @@ TEST_F_TIMEOUT(verbs_gpu, contents, TIMEOUT_S)
 	struct p2p_stats stats;
 
 	region_init(_metadata, self, &r, pages, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, pages, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, pages);
 	to_gpu(_metadata, self, &r);
 	stats_start(_metadata, self, &stats);
 	nic_read(_metadata, self, &data, &r, 0, r.buf.len, BEFORE);
@@ -366,13 +393,55 @@ TEST_F_TIMEOUT(verbs_gpu, write_first, TIMEOUT_S)
 	struct p2p_stats stats;
 
 	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, PAGES);
 	to_gpu(_metadata, self, &r);
 	stats_start(_metadata, self, &stats);
 	nic_write(_metadata, self, &data, &r, 0, r.buf.len, AFTER);
 	expect_met(_metadata, self, &stats, PAGES);
 	expect_resident(_metadata, self, &r, 0, r.buf.len);
 	all_home(_metadata, self, &r, AFTER);
+	region_free(_metadata, &r);
+	region_free(_metadata, &data);
+}
+
+static void all_there(struct __test_metadata *_metadata, SELF *self,
+		      struct region *data, struct region *r)
+{
+	expect_resident(_metadata, self, data, 0, data->buf.len);
+	expect_resident(_metadata, self, r, 0, r->buf.len);
+}
+
+/* From the GPU to the GPU: both sides page on demand, and stay where they are */
+TEST_F_TIMEOUT(verbs_gpu, both_sides, TIMEOUT_S)
+{
+	static const enum ibv_wr_opcode ops[] = {
+		IBV_WR_RDMA_WRITE, IBV_WR_SEND, IBV_WR_RDMA_READ,
+	};
+	struct region r, data, *from, *to;
+	struct p2p_stats stats;
+	unsigned int i;
+	int status;
+
+	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
+	map(_metadata, &data, PAGES, OTHER, MADV_NOHUGEPAGE);
+	reg_at(_metadata, self, self->asks, &data, VERBS_ODP);
+	for (i = 0; i < ARRAY_SIZE(ops); i++) {
+		from = ops[i] == IBV_WR_RDMA_READ ? &r : &data;
+		to = ops[i] == IBV_WR_RDMA_READ ? &data : &r;
+		p2p_fill(from->buf.p, AFTER + i, 0, from->buf.len);
+		p2p_fill(to->buf.p, OTHER, 0, to->buf.len);
+		to_gpu(_metadata, self, &data);
+		to_gpu(_metadata, self, &r);
+		stats_start(_metadata, self, &stats);
+		status = transfer(self, ops[i], &data, &r, 0, r.buf.len);
+		EXPECT_EQ(IBV_WC_SUCCESS, status) {
+			TH_LOG("transfer %u: %s", i, verbs_str(status));
+		}
+		expect_met(_metadata, self, &stats, 2 * PAGES);
+		all_there(_metadata, self, &data, &r);
+		all_home(_metadata, self, to, AFTER + i);
+		all_home(_metadata, self, from, AFTER + i);
+	}
 	region_free(_metadata, &r);
 	region_free(_metadata, &data);
 }
@@ -385,7 +454,7 @@ TEST_F_TIMEOUT(verbs_gpu, gpu_access, TIMEOUT_S)
 	if (!self->gpu.ops->read || !self->gpu.ops->write)
 		SKIP(return, "the GPU's plug-in cannot read and write");
 	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, PAGES);
 	to_gpu(_metadata, self, &r);
 	nic_write(_metadata, self, &data, &r, 0, r.buf.len, AFTER);
 	gpu_reads(_metadata, self, &r, AFTER);
@@ -408,7 +477,7 @@ TEST_F_TIMEOUT(verbs_gpu, policy_never, TIMEOUT_S)
 	if (!self->has_p2p)
 		SKIP(return, "the kernel has no policy");
 	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, PAGES);
 	ASSERT_EQ(0, p2p_policy_set("never"));
 	self->reason = P2PTEST_REASON_POLICY;
 	self->peer = false;
@@ -442,8 +511,7 @@ TEST_F_TIMEOUT(verbs_gpu, mixed, TIMEOUT_S)
 
 	region_init(_metadata, self, &r, 4 * GROUP / P2P_PAGE, BEFORE,
 		    VERBS_ODP);
-	region_init(_metadata, self, &data, 4 * GROUP / P2P_PAGE, OTHER,
-		    VERBS_REMOTE);
+	data_init(_metadata, self, &data, 4 * GROUP / P2P_PAGE);
 	for (pos = GROUP; pos < r.buf.len; pos += 2 * GROUP)
 		move(_metadata, self, r.buf.p + pos, GROUP);
 	ASSERT_EQ((long)(2 * GROUP / P2P_PAGE), resident(_metadata, self, &r));
@@ -472,7 +540,7 @@ TEST_F_TIMEOUT(verbs_gpu, huge, TIMEOUT_S)
 	if (p2p_huge_bytes(r.buf.p) != (long)P2P_HUGE)
 		SKIP(return, "the kernel gives no huge pages");
 	reg(_metadata, self, &r, VERBS_ODP);
-	region_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, PAGES);
 	to_gpu(_metadata, self, &r);
 	stats_start(_metadata, self, &stats);
 	nic_read(_metadata, self, &data, &r, pos, len, BEFORE);
@@ -500,7 +568,7 @@ TEST_F_TIMEOUT(verbs_gpu, after_home, TIMEOUT_S)
 	struct p2p_stats stats;
 
 	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, PAGES);
 	to_gpu(_metadata, self, &r);
 	nic_write(_metadata, self, &data, &r, 0, r.buf.len, AFTER);
 	all_home(_metadata, self, &r, AFTER);
@@ -526,7 +594,7 @@ TEST_F_TIMEOUT(verbs_gpu, fork_cow, TIMEOUT_S)
 	char c;
 
 	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, PAGES);
 	to_gpu(_metadata, self, &r);
 	nic_read(_metadata, self, &data, &r, 0, r.buf.len, BEFORE);
 	ASSERT_EQ(0, pipe(to_child));
@@ -563,7 +631,7 @@ TEST_F_TIMEOUT(verbs_gpu, munmap, TIMEOUT_S)
 	int status;
 
 	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, PAGES);
 	after = r.buf.len - rest;
 	to_gpu(_metadata, self, &r);
 	nic_read(_metadata, self, &data, &r, 0, r.buf.len, BEFORE);
@@ -575,7 +643,7 @@ TEST_F_TIMEOUT(verbs_gpu, munmap, TIMEOUT_S)
 		TH_LOG("%s", verbs_str(status));
 	}
 	ASSERT_EQ(0, verbs_unlink(&self->link));
-	ASSERT_EQ(0, verbs_link(&self->v, &self->link));
+	ASSERT_EQ(0, verbs_link_from(self->asks, &self->v, &self->link));
 
 	nic_read(_metadata, self, &data, &r, 0, hole, BEFORE);
 	nic_read(_metadata, self, &data, &r, rest, after, BEFORE);
@@ -599,7 +667,7 @@ TEST_F_TIMEOUT(verbs_gpu, closed, TIMEOUT_S)
 	struct region r, data;
 
 	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, PAGES);
 	to_gpu(_metadata, self, &r);
 	nic_write(_metadata, self, &data, &r, 0, r.buf.len / 2, AFTER);
 	gpu_close(&self->gpu);
@@ -684,7 +752,7 @@ TEST_F_TIMEOUT(verbs_gpu, moves, TIMEOUT_S)
 	int status;
 
 	region_init(_metadata, self, &r, PAGES, BEFORE, VERBS_ODP);
-	region_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	data_init(_metadata, self, &data, PAGES);
 	to_gpu(_metadata, self, &r);
 	ASSERT_EQ(0, pthread_create(&m.thread, NULL, mover_run, &m));
 	for (i = 0; i < count && !_metadata->exit_code; i++) {

@@ -681,4 +681,94 @@ TEST_F_TIMEOUT(verbs_unbind, nic_reset, TIMEOUT_S)
 	expect_gone(_metadata, &self->verbs.v);
 }
 
+/* How many of these errors the root port above the NIC has seen, and -1 without AER */
+static long errors_seen(const char *nic, const char *attr)
+{
+	char path[64], text[32];
+
+	snprintf(path, sizeof(path), "../../../aer_rootport_total_%s", attr);
+	if (p2p_pci_attr_get(nic, path, text, sizeof(text)))
+		return -1;
+	return strtol(text, NULL, 10);
+}
+
+/* Does the kernel log this, from here on? */
+static bool logged(int log, const char *what)
+{
+	char record[1024];
+	ssize_t n;
+	int i;
+
+	for (i = 0; i < 100; i++) {
+		while ((n = read(log, record, sizeof(record) - 1)) > 0) {
+			record[n] = '\0';
+			if (strstr(record, what))
+				return true;
+		}
+		p2p_sleep_ms(100);
+	}
+	return false;
+}
+
+/*
+ * The port above the NIC reports an error. mlx5 gives up what it has, the kernel resets
+ * the NIC, and mlx5 begins anew.
+ */
+TEST_F_TIMEOUT(verbs_unbind, nic_error, TIMEOUT_S)
+{
+	static const struct {
+		const char *error, *attr;
+	} errors[] = {
+		{ "POISON_TLP", "err_nonfatal" },
+		{ "MALF_TLP", "err_fatal" },
+	};
+	struct ibv_device_attr attr;
+	unsigned int step;
+	struct user user;
+	struct verbs old;
+	char answer[200];
+	long before;
+	int log, i;
+
+	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
+		SKIP(return, "no NIC of " NIC_DRIVER);
+	if (!getenv("P2PTEST_HOTPLUG"))
+		SKIP(return, "nobody outside lets ports report errors: P2PTEST_HOTPLUG is not set");
+	for (step = 0; step < 2 * ARRAY_SIZE(errors); step++) {
+		const char *error = errors[step / 2].error;
+		bool busy = step % 2;
+
+		before = errors_seen(self->nic, errors[step / 2].attr);
+		ASSERT_LE(0, before)
+			TH_LOG("the kernel has no AER");
+		log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+		ASSERT_LE(0, log);
+		ASSERT_LE(0, lseek(log, 0, SEEK_END));
+		ASSERT_EQ(NULL, verbs_open(&old));
+		if (busy)
+			user_start(_metadata, &self->verbs, &user);
+		p2p_outside("error", "nic0", error, answer, sizeof(answer));
+		ASSERT_STREQ("ok", answer);
+		for (i = 0; ibv_query_device(old.ctx, &attr) != EIO; i++) {
+			ASSERT_GT(BIND_MS / 100, i)
+				TH_LOG("the driver does not hear of %s", error);
+			p2p_sleep_ms(100);
+		}
+		if (busy)
+			EXPECT_EQ(0, waitpid(user.pid, NULL, WNOHANG));
+		nic_is_back(_metadata, &self->verbs);
+		if (busy)
+			user_end(_metadata, &self->verbs, &user);
+		expect_gone(_metadata, &old);
+		EXPECT_EQ(before + 1, errors_seen(self->nic, errors[step / 2].attr));
+		/* In this order */
+		EXPECT_TRUE(logged(log, "mlx5_pci_err_detected"));
+		EXPECT_TRUE(logged(log, "mlx5_pci_slot_reset"));
+		EXPECT_TRUE(logged(log, "device recovery successful"))
+			TH_LOG("%s", error);
+		close(log);
+	}
+	expect_gone(_metadata, &self->verbs.v);
+}
+
 TEST_HARNESS_MAIN

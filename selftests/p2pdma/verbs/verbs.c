@@ -24,15 +24,16 @@ static bool is_software(const struct ibv_device *dev)
 	return !access(path, F_OK);
 }
 
-static uint8_t port_number(void)
+static uint8_t port_number(const char *variable)
 {
-	const char *text = getenv("P2P_VERBS_PORT");
+	const char *text = getenv(variable);
 
 	return text && *text ? strtoul(text, NULL, 0) : 1;
 }
 
 /* NULL, or why the device is of no use */
-static const char *try_device(struct verbs *v, struct ibv_device *dev)
+static const char *try_device(struct verbs *v, struct ibv_device *dev,
+			      uint8_t number)
 {
 	const uint32_t need = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_WRITE |
 			      IBV_ODP_SUPPORT_READ;
@@ -41,7 +42,7 @@ static const char *try_device(struct verbs *v, struct ibv_device *dev)
 	struct ibv_port_attr port;
 
 	memset(v, 0, sizeof(*v));
-	v->port = port_number();
+	v->port = number;
 	v->ctx = ibv_open_device(dev);
 	if (!v->ctx)
 		return why;
@@ -80,24 +81,46 @@ static void __attribute__((constructor)) load_providers(void)
 		ibv_free_device_list(list);
 }
 
-const char *verbs_open(struct verbs *v)
+/* @name: NULL, or of the only device to try. @why: what to say if there is none. */
+static const char *open_one(struct verbs *v, const char *name, uint8_t number,
+			    const char *why)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
+	int i;
+
+	for (i = 0; list && list[i] && why; i++) {
+		if (!name || !strcmp(name, ibv_get_device_name(list[i])))
+			why = try_device(v, list[i], number);
+	}
+	if (list)
+		ibv_free_device_list(list);
+	return why;
+}
+
+const char *verbs_open(struct verbs *v)
+{
 	const char *name = getenv("P2P_VERBS_DEVICE");
 	const char *why = "no RDMA device";
-	int i;
 
 	if (name && *name)
 		why = "no RDMA device has the name in P2P_VERBS_DEVICE";
 	else
 		name = NULL;
-	for (i = 0; list && list[i] && why; i++) {
-		if (!name || !strcmp(name, ibv_get_device_name(list[i])))
-			why = try_device(v, list[i]);
-	}
-	if (list)
-		ibv_free_device_list(list);
-	return why;
+	return open_one(v, name, port_number("P2P_VERBS_PORT"), why);
+}
+
+bool verbs_has_peer(void)
+{
+	const char *name = getenv("P2P_VERBS_PEER");
+
+	return name && *name;
+}
+
+const char *verbs_open_peer(struct verbs *v)
+{
+	return open_one(v, getenv("P2P_VERBS_PEER"),
+			port_number("P2P_VERBS_PEER_PORT"),
+			"no RDMA device has the name in P2P_VERBS_PEER");
 }
 
 int verbs_close(struct verbs *v)
@@ -122,20 +145,25 @@ static int own_gid(const struct verbs *v, int entries, union ibv_gid *gid)
 }
 
 /* InfiniBand goes by LID; only Ethernet needs a GID */
-static int address(const struct verbs *v, struct ibv_ah_attr *ah,
-		   enum ibv_mtu *mtu)
+static int address(const struct verbs *v, const struct verbs *far,
+		   struct ibv_ah_attr *ah, enum ibv_mtu *mtu)
 {
-	struct ibv_port_attr port;
+	struct ibv_port_attr port, there;
+	union ibv_gid own;
 	int index;
 
-	if (ibv_query_port(v->ctx, v->port, &port))
+	if (ibv_query_port(v->ctx, v->port, &port) ||
+	    ibv_query_port(far->ctx, far->port, &there))
 		return -EIO;
 	*mtu = port.active_mtu;
-	*ah = (struct ibv_ah_attr){ .port_num = v->port, .dlid = port.lid };
+	if (there.active_mtu < *mtu)
+		*mtu = there.active_mtu;
+	*ah = (struct ibv_ah_attr){ .port_num = v->port, .dlid = there.lid };
 	if (port.link_layer != IBV_LINK_LAYER_ETHERNET)
 		return 0;
-	index = own_gid(v, port.gid_tbl_len, &ah->grh.dgid);
-	if (index < 0)
+	index = own_gid(v, port.gid_tbl_len, &own);
+	if (index < 0 ||
+	    own_gid(far, there.gid_tbl_len, &ah->grh.dgid) < 0)
 		return -EADDRNOTAVAIL;
 	ah->is_global = 1;
 	ah->grh.sgid_index = index;
@@ -143,7 +171,8 @@ static int address(const struct verbs *v, struct ibv_ah_attr *ah,
 	return 0;
 }
 
-static int connect_qp(const struct verbs *v, struct ibv_qp *qp, uint32_t to)
+static int connect_qp(const struct verbs *v, const struct verbs *far,
+		      struct ibv_qp *qp, uint32_t to)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
@@ -163,7 +192,7 @@ static int connect_qp(const struct verbs *v, struct ibv_qp *qp, uint32_t to)
 		.rnr_retry = 7,
 		.max_rd_atomic = 1,
 	};
-	int ret = address(v, &rtr.ah_attr, &rtr.path_mtu);
+	int ret = address(v, far, &rtr.ah_attr, &rtr.path_mtu);
 
 	if (ret)
 		return ret;
@@ -183,8 +212,10 @@ static int connect_qp(const struct verbs *v, struct ibv_qp *qp, uint32_t to)
 			      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
-int verbs_link(const struct verbs *v, struct verbs_link *link)
+int verbs_link_from(const struct verbs *asks, const struct verbs *v,
+		    struct verbs_link *link)
 {
+	const struct verbs *of[2] = { [ASKS] = asks, [ANSWERS] = v };
 	struct ibv_qp_init_attr init = {
 		.cap = {
 			.max_send_wr = DEPTH,
@@ -198,19 +229,26 @@ int verbs_link(const struct verbs *v, struct verbs_link *link)
 	int ret = 0;
 	int i;
 
+	link->asks = asks;
 	for (i = 0; i < 2; i++) {
-		link->cq[i] = ibv_create_cq(v->ctx, 2 * DEPTH, NULL, NULL, 0);
+		link->cq[i] = ibv_create_cq(of[i]->ctx, 2 * DEPTH, NULL, NULL, 0);
 		if (!link->cq[i])
 			return -errno;
 		init.send_cq = link->cq[i];
 		init.recv_cq = link->cq[i];
-		link->qp[i] = ibv_create_qp(v->pd, &init);
+		link->qp[i] = ibv_create_qp(of[i]->pd, &init);
 		if (!link->qp[i])
 			return -errno;
 	}
 	for (i = 0; i < 2 && !ret; i++)
-		ret = connect_qp(v, link->qp[i], link->qp[!i]->qp_num);
+		ret = connect_qp(of[i], of[!i], link->qp[i],
+				 link->qp[!i]->qp_num);
 	return ret;
+}
+
+int verbs_link(const struct verbs *v, struct verbs_link *link)
+{
+	return verbs_link_from(v, v, link);
 }
 
 /* Who asks goes first, so that it does not ask one who has gone */
@@ -310,7 +348,8 @@ int verbs_do_moving(const struct verbs *v, struct verbs_link *link,
 			return status;
 		if (p2p_now_ms() - start < FAULT_MS)
 			return status;
-		if (verbs_unlink(link) || verbs_link(v, link))
+		if (verbs_unlink(link) ||
+		    verbs_link_from(link->asks, v, link))
 			return status;
 		if (late)
 			(*late)++;

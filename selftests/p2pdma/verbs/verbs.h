@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * verbs.h - an RDMA device by its verbs, and two queue pairs that talk to each
- * other
+ * verbs.h - RDMA devices by their verbs, and two queue pairs that talk to each
+ * other, of one device or of two
  *
  * It knows how to ask for a transfer and how to wait for its end, not how it
  * should end: expectations are in verbs_fixture.h and in the tests.
@@ -45,6 +45,12 @@ struct verbs {
  * or why there is none.
  */
 const char *verbs_open(struct verbs *v);
+/*
+ * Open the device that asks that one, if it is another: $P2P_VERBS_PEER, with port
+ * $P2P_VERBS_PEER_PORT, or else 1. It may be the same device with another port.
+ */
+bool verbs_has_peer(void);
+const char *verbs_open_peer(struct verbs *v);
 /* 0 or a negative errno; all that was made by it must be gone */
 int verbs_close(struct verbs *v);
 
@@ -54,10 +60,14 @@ enum { ASKS, ANSWERS };
 struct verbs_link {
 	struct ibv_cq *cq[2];
 	struct ibv_qp *qp[2];	/* who asks, and who answers */
+	const struct verbs *asks;
 };
 
 /* These return 0 or a negative errno */
 int verbs_link(const struct verbs *v, struct verbs_link *link);
+/* As verbs_link(), but another device, or port, asks */
+int verbs_link_from(const struct verbs *asks, const struct verbs *v,
+		    struct verbs_link *link);
 int verbs_unlink(struct verbs_link *link);
 int verbs_qp_state(struct ibv_qp *qp);
 
