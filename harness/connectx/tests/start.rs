@@ -70,7 +70,9 @@ fn a_socket_that_is_taken_is_named() {
 fn a_wire_has_two_ends_and_as_many_logs() {
     let dir = tempfile::tempdir().unwrap();
     let started = |more: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_connectx"));
+        // What listens does not end.
+        let mut command = Command::new("timeout");
+        command.args(["20", env!("CARGO_BIN_EXE_connectx")]);
         command.current_dir(dir.path()).stderr(Stdio::piped());
         command.arg("--headers").arg(headers()).args(more);
         ended(command.spawn().unwrap())
