@@ -590,28 +590,18 @@ static void unplug(struct __test_metadata *_metadata, SELF *self, int dev)
 }
 
 /*
- * The device is pulled out. If the kernel looks after the slot, it finds an empty slot and
- * removes the device: the driver goes after the device. What was in VRAM is lost.
+ * The device is pulled out, and the kernel does not notice. What was in VRAM is lost.
  */
 static void pull(struct __test_metadata *_metadata, SELF *self, int dev)
 {
 	char answer[200];
-	int i;
 
 	shared->lossy++;
 	store(shared->lost, dev == GPU);
 	ASSERT_EQ(0, p2p_pci_slot_pull(self->port[dev]));
-	if (self->hotplug) {
-		for (i = 0; p2p_pci_command(self->name[dev], 0, 0) != -ENOENT; i++) {
-			ASSERT_GT(1000, i)
-				TH_LOG("nobody has seen that the device is gone");
-			p2p_sleep_ms(10);
-		}
-	} else {
-		p2p_sleep_ms(TRANSFER_MS);
-		ASSERT_EQ(0xff, p2p_pci_command(self->name[dev], 0, 0));
-		ASSERT_EQ(0, p2p_pci_attr_set(self->name[dev], "remove", "1"));
-	}
+	p2p_sleep_ms(TRANSFER_MS);
+	ASSERT_EQ(0xff, p2p_pci_command(self->name[dev], 0, 0));
+	ASSERT_EQ(0, p2p_pci_attr_set(self->name[dev], "remove", "1"));
 	store(shared->gpu_gone, dev == GPU);
 	all_look(_metadata);
 	store(shared->lost, false);
@@ -621,10 +611,8 @@ static void pull(struct __test_metadata *_metadata, SELF *self, int dev)
 	store(shared->gpu_gone, false);
 	outside("plug", dev, NULL, answer, sizeof(answer));
 	ASSERT_STREQ("ok", answer);
-	if (!self->hotplug) {
-		ASSERT_EQ(0, p2p_pci_slot_power(self->port[dev], true));
-		ASSERT_EQ(0, p2p_pci_rescan());
-	}
+	ASSERT_EQ(0, p2p_pci_slot_power(self->port[dev], true));
+	ASSERT_EQ(0, p2p_pci_rescan());
 	shared->lossy++;
 }
 
@@ -796,6 +784,9 @@ TEST_F_TIMEOUT(p2p_vanish, pulled, TIMEOUT_S)
 
 	if (!getenv("P2PTEST_HOTPLUG"))
 		SKIP(return, "nobody outside unplugs devices: P2PTEST_HOTPLUG is not set");
+	/* That is how the slot loses its device, see p2p_pci_slot_pull() */
+	if (self->hotplug)
+		SKIP(return, "pciehp takes a slot without power for empty");
 	ASSERT_TRUE(self->slots);
 	self->unplugs = true;
 	play(_metadata, self, ways_pulled, ARRAY_SIZE(ways_pulled), OUTSIDE);
