@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -84,6 +85,7 @@ impl Hotplug {
                     // it gives the memory's name back only while the guest has mapped it.
                     let id = value(object, "id").context("the memory has no name")?;
                     monitor.people(&format!("object_del {id}"), "")?;
+                    monitor.forget(id)?;
                     monitor.people(&format!("object_add {object}"), "")?;
                 }
                 monitor.people(&format!("device_add {device}"), "")
@@ -150,14 +152,38 @@ impl Monitor {
         }
     }
 
-    /// Executes a command for people. If it went well, it says `well` and perhaps more.
-    fn people(&mut self, line: &str, well: &str) -> Result<()> {
+    /// Executes a command for people, and returns what it says.
+    fn ask(&mut self, line: &str) -> Result<String> {
         let line = json!({ "command-line": line });
         let said = self.execute("human-monitor-command", line)?;
-        match said.as_str().map(str::trim) {
-            Some("") if well.is_empty() => Ok(()),
-            Some(said) if !well.is_empty() && said.starts_with(well) => Ok(()),
-            said => bail!("QEMU: {}", said.unwrap_or("no answer")),
+        Ok(said.as_str().context("QEMU: no answer")?.trim().to_owned())
+    }
+
+    /// Executes a command for people. If it went well, it says `well` and perhaps more.
+    fn people(&mut self, line: &str, well: &str) -> Result<()> {
+        let said = self.ask(line)?;
+        if said.starts_with(well) && said.is_empty() == well.is_empty() {
+            return Ok(());
+        }
+        bail!("QEMU: {said}")
+    }
+
+    /// Waits until memory that was deleted has gone. QEMU's view of the address space still has
+    /// it until a thread has seen that nobody uses that view any more (RCU).
+    fn forget(&mut self, memory: &str) -> Result<()> {
+        let name = format!("/{memory}");
+        loop {
+            let blocks = self.ask("info ramblock")?;
+            let mut names = blocks
+                .lines()
+                .filter_map(|line| line.split_whitespace().next());
+            if !names.any(|block| block.ends_with(&name)) {
+                return Ok(());
+            }
+            if Instant::now() >= self.end {
+                bail!("QEMU still has the memory {memory}");
+            }
+            thread::sleep(Duration::from_millis(10));
         }
     }
 
@@ -207,8 +233,8 @@ mod tests {
             let mut requests = BufReader::new(stream.try_clone().unwrap());
             let mut asked = String::new();
             for (turn, lines) in says.iter().enumerate() {
-                if turn > 0 {
-                    requests.read_line(&mut asked).unwrap();
+                if turn > 0 && requests.read_line(&mut asked).unwrap() == 0 {
+                    break;
                 }
                 writeln!(stream, "{lines}").unwrap();
             }
@@ -288,10 +314,17 @@ mod tests {
         assert_eq!(answer, "fail QEMU: Error: Duplicate device ID 'gpu0'");
     }
 
+    /// As QEMU lists memory. The first one has the name of the GPU's memory behind its device.
+    const BLOCKS: &str =
+        r#"{"return": "Block Name    PSize\r\n 0000:00:0a.0/vram0  4 KiB\r\n pc.ram  4 KiB\r\n"}"#;
+
     #[test]
     fn a_device_is_plugged_as_it_was() {
         let done = r#"{"return": ""}"#;
-        let (answer, asked) = ask(PLUG, &[HELLO, DONE, done, done, done]);
+        let none = BLOCKS.replace("vram0", "vram00");
+        // The memory may stay for a while.
+        let says = [HELLO, DONE, done, BLOCKS, &none, done, done];
+        let (answer, asked) = ask(PLUG, &says);
         assert_eq!(answer, "ok");
         let asked = asked.lines().skip(1).map(|line| {
             let said: Value = serde_json::from_str(line).unwrap();
@@ -302,10 +335,20 @@ mod tests {
         });
         let wanted = [
             "object_del vram0",
+            "info ramblock",
+            "info ramblock",
             "object_add memory-backend-file,id=vram0",
             "device_add ivshmem-plain,id=gpu0,bus=dp0",
         ];
         assert_eq!(Vec::from_iter(asked), wanted);
+    }
+
+    #[test]
+    fn memory_that_stays_is_told() {
+        let done = r#"{"return": ""}"#;
+        let says = Vec::from_iter([HELLO, DONE, done].into_iter().chain([BLOCKS; 100]));
+        let (answer, _) = ask(PLUG, &says);
+        assert_eq!(answer, "fail QEMU still has the memory vram0");
     }
 
     #[test]
