@@ -115,6 +115,21 @@ impl Wired {
         self.qps[n] = qp;
     }
 
+    /// An end's queue pair enters the error state.
+    pub fn fail(&mut self, n: usize) {
+        let qp = self.qps[n].clone();
+        self.at(n).modify("2ERR_QP", &qp, &[]).unwrap();
+    }
+
+    /// The first end has sent the first one of a message's packets, and the other end has a
+    /// receive request for it.
+    pub fn begin_message(&mut self, len: u64) {
+        let opcode = self.at(0).device.c.opcodes.send;
+        self.receive(1, len);
+        self.post(0, opcode, len);
+        self.at(0).device.run().unwrap();
+    }
+
     /// Runs both devices until there is no step to run now.
     pub fn settle(&mut self) {
         loop {

@@ -306,8 +306,7 @@ fn an_end_that_fails_keeps_the_page_faults_of_the_other_one() {
     t.post(0, c.rdma_write, LEN);
     t.settle();
     let token = t.fault(1).unwrap();
-    let qp = t.qps[1].clone();
-    t.at(1).modify("2ERR_QP", &qp, &[]).unwrap();
+    t.fail(1);
     t.at(1).resume(token, false).unwrap();
     let gone = t.at(0).device.c.syndromes.transport_retry_exc_err;
     assert_eq!(t.syndrome(0), gone);
@@ -360,13 +359,8 @@ fn whoever_asks_an_end_that_has_vanished_gets_an_error() {
 #[test]
 fn a_receive_request_that_the_other_end_has_begun_is_flushed() {
     let Some(mut t) = wired() else { return };
-    let opcode = t.at(0).device.c.opcodes.send;
-    t.receive(1, LEN);
-    t.post(0, opcode, LEN);
-    // Move one packet of two.
-    t.at(0).device.run().unwrap();
-    let b = t.qps[1].clone();
-    t.at(1).modify("2ERR_QP", &b, &[]).unwrap();
+    t.begin_message(LEN);
+    t.fail(1);
     let flushed = t.at(1).device.c.syndromes.wr_flush_err;
     assert_eq!(t.syndrome(1), flushed);
     assert!(t.poll(1).is_none());
@@ -398,12 +392,8 @@ fn a_receive_request_is_not_taken_for_another_ends() {
 #[test]
 fn a_message_that_its_sender_cuts_off_ends_the_other_end() {
     let Some(mut t) = wired() else { return };
-    let opcode = t.at(0).device.c.opcodes.send;
-    t.receive(1, LEN);
-    t.post(0, opcode, LEN);
-    t.at(0).device.run().unwrap();
-    let a = t.qps[0].clone();
-    t.at(0).modify("2ERR_QP", &a, &[]).unwrap();
+    t.begin_message(LEN);
+    t.fail(0);
     let s = t.at(0).device.c.syndromes;
     assert_eq!(t.syndrome(0), s.wr_flush_err);
     assert_eq!(t.syndrome(1), s.remote_aborted_err);
