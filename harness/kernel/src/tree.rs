@@ -402,7 +402,8 @@ pub fn commit_base(dir: &Path, name: &str) -> Result<()> {
     strip_packaging(&dir.join(".gitignore"))?;
     ask(dir, &["init", "-q", "-b", "base"])?;
     for (key, value) in [
-        ("core.looseCompression", "0"),
+        // 1.9 GiB of objects without, 0.5 GiB with 8 s more.
+        ("core.looseCompression", "1"),
         ("gc.auto", "0"),
         ("core.untrackedCache", "true"),
         ("index.version", "4"),
