@@ -835,7 +835,9 @@ TEST_F_TIMEOUT(verbs, sparse, TIMEOUT_S)
 	p2p_fill(buf.p, BEFORE, 0, data.len);
 	buf.mr = verbs_reg(self, &buf, VERBS_ODP);
 	ASSERT_NE(NULL, buf.mr);
-	for (pos = buf.len / 2; pos < buf.len; pos += buf.len / 4) {
+	/* Not at the beginning of a block of eight, which mlx5 writes at once */
+	for (pos = buf.len / 2 + 3 * P2P_PAGE; pos < buf.len;
+	     pos += buf.len / 4) {
 		memset(data.want + P2P_PAGE, 0, data.len);
 		verbs_expect_success(_metadata,
 				     verbs_do(&self->link, IBV_WR_RDMA_READ,
