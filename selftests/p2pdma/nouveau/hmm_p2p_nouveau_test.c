@@ -1334,8 +1334,12 @@ TEST_F_TIMEOUT(nouveau, no_huge_page_unbound, HUGE_TIMEOUT_S)
 /* Memory that the kernel may take from the process without writing it anywhere */
 #define LAZY	(256UL << 20)
 
-/* So many pages move to video memory meanwhile, each with page tables of its own */
-#define LAZY_MOVES	400UL
+/*
+ * So many pages move to video memory meanwhile. None is next to another, so that
+ * nouveau allocates a node for each when it maps it.
+ */
+#define LAZY_MOVES	1600UL
+#define LAZY_STEP	(2 * P2P_PAGE)
 
 static bool write_number(const char *path, unsigned long n)
 {
@@ -1379,9 +1383,10 @@ TEST_F_TIMEOUT(nouveau, reclaim, TIMEOUT_S)
 	/* Let it allocate now what it needs only once */
 	there_and_back(_metadata, self, 1, 1);
 	min = number_in(_metadata, MIN_FREE, "");
-	p = mmap(NULL, LAZY_MOVES * P2P_HUGE, PROT_READ | PROT_WRITE,
+	p = mmap(NULL, LAZY_MOVES * LAZY_STEP, PROT_READ | PROT_WRITE,
 		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	ASSERT_NE(MAP_FAILED, p);
+	madvise(p, LAZY_MOVES * LAZY_STEP, MADV_NOHUGEPAGE);
 	lazy = mmap(NULL, LAZY, PROT_READ | PROT_WRITE,
 		    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	ASSERT_NE(MAP_FAILED, lazy);
@@ -1393,22 +1398,22 @@ TEST_F_TIMEOUT(nouveau, reclaim, TIMEOUT_S)
 	stalls = number_in(_metadata, "/proc/vmstat", "allocstall_");
 	EXPECT_TRUE(write_number(MIN_FREE, free + LAZY / 1024 / 4 * 3));
 	for (i = 0; i < LAZY_MOVES && !ret; i++) {
-		p[i * P2P_HUGE] = i;
-		ret = nouveau_to_vram(self->fd, p + i * P2P_HUGE, P2P_PAGE);
+		p[i * LAZY_STEP] = i;
+		ret = nouveau_to_vram(self->fd, p + i * LAZY_STEP, P2P_PAGE);
 	}
 	EXPECT_TRUE(write_number(MIN_FREE, min));
 	stalls = number_in(_metadata, "/proc/vmstat", "allocstall_") - stalls;
 	EXPECT_EQ(0, ret);
 	for (i = 0; i < LAZY_MOVES; i++) {
-		there += nouveau_resident(p + i * P2P_HUGE, P2P_PAGE);
-		EXPECT_EQ((unsigned char)i, p[i * P2P_HUGE]);
+		there += nouveau_resident(p + i * LAZY_STEP, P2P_PAGE);
+		EXPECT_EQ((unsigned char)i, p[i * LAZY_STEP]);
 	}
 	TH_LOG("%lu times memory was taken at once, %ld of %lu pages moved",
 	       stalls, there, LAZY_MOVES);
 	EXPECT_LT(0UL, stalls);
 	EXPECT_LT(0, there);
 	EXPECT_EQ(0, munmap(lazy, LAZY));
-	EXPECT_EQ(0, munmap(p, LAZY_MOVES * P2P_HUGE));
+	EXPECT_EQ(0, munmap(p, LAZY_MOVES * LAZY_STEP));
 }
 
 FIXTURE(nouveau_nic)

@@ -1,0 +1,31 @@
+# Sourced by a job. While the job's programs run, other processes fork, execute programs, fill
+# memory and give it back, and let the kernel move pages out of the way. The command `busy`,
+# which comes after the programs, ends these processes, checks that each got something done,
+# and prints KTAP.
+
+_busy=$out/busy
+mkdir "$_busy"
+for _n in 1 2; do
+	while [ ! -e "$_busy/end" ]; do
+		dd if=/dev/zero of=/dev/shm/busy.$_n bs=1M count=64 2>/dev/null
+		echo 1 >/proc/sys/vm/compact_memory
+		echo . >>"$_busy/$_n"
+	done &
+done
+
+busy() {
+	: >"$_busy/end"
+	wait
+	echo 'KTAP version 1'
+	echo 1..2
+	_bad=0
+	for _n in 1 2; do
+		_rounds=$(wc -l <"$_busy/$_n")
+		_not='not '
+		[ "$_rounds" -lt 20 ] || _not=
+		[ -z "$_not" ] || _bad=1
+		echo "${_not}ok $_n process_$_n"
+		echo "# $_rounds rounds"
+	done
+	return $_bad
+}
