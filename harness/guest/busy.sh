@@ -22,7 +22,7 @@ busy() {
 	for _n in 1 2; do
 		_rounds=$(wc -l <"$_busy/$_n")
 		_not='not '
-		[ "$_rounds" -lt 20 ] || _not=
+		[ "$_rounds" -lt 5 ] || _not=
 		[ -z "$_not" ] || _bad=1
 		echo "${_not}ok $_n process_$_n"
 		echo "# $_rounds rounds"
