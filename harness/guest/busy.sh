@@ -20,10 +20,13 @@ busy() {
 	echo 1..2
 	_bad=0
 	for _n in 1 2; do
-		_rounds=$(wc -l <"$_busy/$_n")
-		_not='not '
-		[ "$_rounds" -lt 5 ] || _not=
-		[ -z "$_not" ] || _bad=1
+		# A process that did nothing has no file.
+		_rounds=$(cat "$_busy/$_n" 2>/dev/null | wc -l)
+		_not=
+		if [ "$_rounds" -lt 5 ]; then
+			_not='not '
+			_bad=1
+		fi
 		echo "${_not}ok $_n process_$_n"
 		echo "# $_rounds rounds"
 	done
