@@ -19,6 +19,28 @@ mod tests;
 use cstruct::Declarations;
 use ifc::Layout;
 
+/// The width of `mkc.mkey_7_0`: the low bits of an mkey, which the driver chooses. The index of
+/// the mkey is above them, see `mlx5_mkey_to_idx()`.
+const MKEY_TAG_BITS: u32 = 8;
+
+/// Returns the index of an mkey.
+#[must_use]
+pub fn mkey_index(mkey: u32) -> u32 {
+    mkey >> MKEY_TAG_BITS
+}
+
+/// Returns the low bits of an mkey.
+#[must_use]
+pub fn mkey_tag(mkey: u32) -> u32 {
+    mkey & ((1 << MKEY_TAG_BITS) - 1)
+}
+
+/// Returns the mkey of an index and the low bits.
+#[must_use]
+pub fn mkey_of(index: u32, tag: u32) -> u32 {
+    index << MKEY_TAG_BITS | tag
+}
+
 /// A big-endian number in a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {

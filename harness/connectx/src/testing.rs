@@ -15,7 +15,7 @@ use tempfile::NamedTempFile;
 use crate::device::command::Status;
 use crate::device::queue::CQE;
 use crate::device::{Definitions, Device, Options, Scheme};
-use crate::layout::{Field, Headers, Layouts};
+use crate::layout::{Field, Headers, Layouts, mkey_of};
 use crate::memory::Memory;
 use crate::witness::Witness;
 
@@ -40,12 +40,17 @@ pub fn tree() -> PathBuf {
     tree.unwrap_or_else(beside)
 }
 
+/// Returns the path of one of mlx5's headers.
+pub fn header(name: &str) -> PathBuf {
+    tree().join("include/linux/mlx5").join(name)
+}
+
 /// The headers of that kernel. Without a kernel, the tests that need headers print a warning
 /// and pass.
 pub fn headers() -> Option<&'static Headers> {
     static HEADERS: OnceLock<Option<Headers>> = OnceLock::new();
     let read = || {
-        let dir = tree().join("include/linux/mlx5");
+        let dir = header("");
         if dir.exists() {
             return Some(Headers::read(&dir).unwrap());
         }
@@ -486,7 +491,10 @@ impl Testbed {
             set(l, context);
         };
         let out = self.command("CREATE_MKEY", entries, fill).unwrap();
-        (self.device.l.create_mkey_out.mkey_index.get(&out) as u32) << 8 | LOW
+        mkey_of(
+            self.device.l.create_mkey_out.mkey_index.get(&out) as u32,
+            LOW,
+        )
     }
 
     /// Creates a key of these 4 KiB pages, all readable and writable.

@@ -1,6 +1,7 @@
 //! Memory keys: the translation of addresses in work requests.
 
 use crate::device::Device;
+use crate::layout::{mkey_index, mkey_tag};
 use crate::table::Table;
 use crate::witness::Used;
 
@@ -138,7 +139,7 @@ impl Walk<'_> {
         if key == device.null_mkey {
             return Err(Stop::Fault { mkey: key, va });
         }
-        let Some(mkey) = device.mkeys.get(&(key >> 8)) else {
+        let Some(mkey) = device.mkeys.get(&mkey_index(key)) else {
             return denied(format!("key {key:#x} does not exist"));
         };
         let named = Named { key, mkey };
@@ -169,7 +170,7 @@ impl Walk<'_> {
         if get(l.free) != 0 {
             return denied(format!("key {key:#x} is not in use"));
         }
-        if get(l.mkey_7_0) != u64::from(key & 0xff) {
+        if get(l.mkey_7_0) != u64::from(mkey_tag(key)) {
             return denied(format!("key {key:#x} is of an earlier use"));
         }
         if self.pd.is_some_and(|pd| get(l.pd) != u64::from(pd)) {
