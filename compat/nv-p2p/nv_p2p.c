@@ -18,8 +18,8 @@
  * the client, and IN while it is in progress.
  *
  * Locks. The callback runs with the lock of a registration held, and takes
- * locks of the client. The client calls us with them held, except to get
- * pages and to map them. So a function that the client may call then takes
+ * locks of the client. The client calls us with them held, except to get, put
+ * and map pages. So a function that the client may call then takes
  * the lock of a registration only when it has changed that from LIVE to DEAD,
  * and thus knows that no callback runs under this lock, nor will. To destroy a
  * registration waits for invalidations of all of the process, and thus for
@@ -322,9 +322,13 @@ static int find_gpu(struct table *table, struct hmm_registration_page *pages)
 			ret = is_in_bar(pdev, pages[0].phys) ? -EINVAL :
 							       -EOPNOTSUPP;
 		}
-		device_unlock(&pdev->dev);
-		if (!ret)
+		if (!ret) {
 			table->gpu = pdev;	/* and its reference */
+			/* gpu_unbound() has to find it as soon as it can run */
+			scoped_guard(mutex, &lists)
+				list_add(&table->list, &tables);
+		}
+		device_unlock(&pdev->dev);
 		/* -EIO: it cannot map what another one may have. */
 		if (ret != -EOPNOTSUPP && ret != -EIO)
 			break;
@@ -412,7 +416,11 @@ static struct table *table_new(unsigned long start, unsigned long len,
 	return table;
 
 err_end:
-	reg_end(table->part.reg);
+	/* Not here: gpu_unbound() may have found it */
+	table_forget(table);
+	queue_work(workqueue, &table->part.end);
+	kvfree(pages);
+	return ERR_PTR(ret);
 err_put:
 	table_put(table);
 	table = NULL;
@@ -459,8 +467,6 @@ int nvidia_p2p_get_pages(uint64_t p2p_token, uint32_t va_space,
 			return nv_error(PTR_ERR(table));
 		kref_get(&table->ref);	/* the client's */
 		atomic_set(&table->state, LIVE);
-		scoped_guard(mutex, &lists)
-			list_add(&table->list, &tables);
 		/* The callback may run from now on, also before we return. */
 		*page_table = &table->nv;
 		if (atomic_cmpxchg(&table->part.state, NEW, LIVE) == NEW)
@@ -668,6 +674,8 @@ EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
  *
  * -EINVAL if the callback has begun: then it is not for the client to put it,
  * but to free it. Returns when the callback is over, unless called by it.
+ *
+ * Context: the caller holds no lock that the callback takes.
  */
 int nvidia_p2p_put_pages(uint64_t p2p_token, uint32_t va_space,
 			 uint64_t virtual_address,
