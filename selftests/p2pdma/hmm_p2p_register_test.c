@@ -53,6 +53,9 @@ static void side_alloc(struct __test_metadata *_metadata, P2P_SELF *self,
 		ASSERT_EQ(0, p2p_gpu_open(&side->gpu, 1));
 	}
 	p2p_buf_alloc(_metadata, &side->buf, pages, seed);
+	/* Compaction leaves it alone if vm.compact_unevictable_allowed is 0 */
+	if (place == IN_HOST)
+		ASSERT_EQ(0, mlock(side->buf.p, side->buf.len));
 	to_place(_metadata, side);
 }
 
@@ -850,6 +853,7 @@ TEST_F_TIMEOUT(p2p, file, TIMEOUT_S)
 	file.buf.p = mmap(NULL, file.buf.len, PROT_READ | PROT_WRITE,
 			  MAP_SHARED, fd, 0);
 	ASSERT_NE(MAP_FAILED, (void *)file.buf.p);
+	ASSERT_EQ(0, mlock(file.buf.p, file.buf.len));
 	side_init(_metadata, self, &src, IN_GPU, PAGES, BEFORE);
 	side_pin(_metadata, self, &file);
 	EXPECT_EQ(0, copy(self, &src, &file, NULL));

@@ -518,14 +518,15 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     /// moves, so this is the time to give the device the addresses. Mapped pages stay mapped
     /// afterwards, also after an error, until they are revoked.
     ///
-    /// This must not be called with any lock held that [`Ops::revoke`] takes.
+    /// This must not be called with any lock held that [`Ops::revoke`] of any registration takes: it
+    /// allocates memory, and reclaim may revoke what others have registered.
     ///
-    /// - [`EINVAL`]: there are no such pages, or the memory is none that devices can share. With
-    ///   [`Options::resident`]: it is no memory of another device, or about to move.
+    /// - [`EINVAL`]: there are no such pages. With [`Options::resident`]: it is no memory of another
+    ///   device, or about to move.
     /// - [`EOPNOTSUPP`]: with [`Options::resident`]: the device cannot reach a page where it is.
     /// - [`EPERM`]: another address space, or the process must not write to the memory. With
     ///   [`Options::resident`] also: the write would need a fault first, as after `fork()`.
-    /// - [`EFAULT`]: there is no memory.
+    /// - [`EFAULT`]: there is no memory, or none that devices can share.
     /// - [`EBUSY`]: pages move all the time.
     /// - [`EDEADLK`]: [`Ops::revoke`] of this registration calls it.
     /// - [`EINTR`]: not all pages are mapped, and the calling task has a fatal signal pending.
