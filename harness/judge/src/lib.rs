@@ -58,8 +58,9 @@ pub enum Request {
         /// Contents.
         pages: Vec<Content>,
     },
-    /// Check where page tables in VRAM map each address, in any address space. For a GPU
-    /// that has its page tables in VRAM, when no driver can be asked to use them.
+    /// Check where page tables in VRAM map each address, in any address space, and that it
+    /// is writable. For a GPU that has its page tables in VRAM, when no driver can be asked to
+    /// use them.
     Mapped {
         /// The GPU.
         gpu: usize,
@@ -76,6 +77,21 @@ pub struct Address {
     pub va: u64,
     /// The content of the page in VRAM that it maps to. `None` if it must not be mapped.
     pub content: Option<Content>,
+    /// Whether it maps to a page of zeros instead.
+    #[serde(default)]
+    pub zeros: bool,
+}
+
+impl Address {
+    /// The expected content, and its description.
+    fn expected(&self) -> Option<([u8; PAGE], String)> {
+        if self.zeros {
+            return Some(([0; PAGE], "a page of zeros".to_owned()));
+        }
+        let Content { seed, index } = self.content?;
+        let name = format!("page {index} of seed {seed:#x}");
+        Some((pattern::page(seed, index), name))
+    }
 }
 
 /// The expected content of some page in VRAM.
@@ -223,7 +239,10 @@ fn mapped(path: &Path, pages: &[Address]) -> Result<(), Reason> {
         };
         for (page, places) in pages.iter().zip(&mut places) {
             let found = tables.translate(space, page.va);
-            places.extend(found.ok().and_then(|found| found.at(page.va)));
+            places.extend(found.ok().and_then(|found| {
+                let place = found.at(page.va)?;
+                Some((place, found.is_writable))
+            }));
         }
     })?;
     for (page, places) in pages.iter().zip(&places) {
@@ -232,23 +251,25 @@ fn mapped(path: &Path, pages: &[Address]) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Whether an address maps to the right content at all of these places.
-fn leads(space: Space<'_>, page: &Address, places: &[Place]) -> Result<(), Reason> {
+/// Whether an address maps to the right content at all of these places, and is writable.
+fn leads(space: Space<'_>, page: &Address, places: &[(Place, bool)]) -> Result<(), Reason> {
     let va = page.va;
-    let content = match (page.content, places.first()) {
-        (Some(content), Some(_)) => content,
+    let (content, name) = match (page.expected(), places.first()) {
+        (Some(expected), Some(_)) => expected,
         (None, None) => return Ok(()),
         (Some(_), None) => return Err(format!("address {va:#x} is not mapped")),
-        (None, Some(place)) => return Err(format!("address {va:#x} is mapped to {place}")),
+        (None, Some((place, _))) => return Err(format!("address {va:#x} is mapped to {place}")),
     };
-    for place in places {
+    for (place, is_writable) in places {
         let mut seen = [0; PAGE];
         let read = space.read(*place, &mut seen);
-        if read.is_err() || seen != pattern::page(content.seed, content.index) {
-            let Content { seed, index } = content;
+        if read.is_err() || seen != content {
             return Err(format!(
-                "address {va:#x} is mapped to {place}, which is not page {index} of seed {seed:#x}"
+                "address {va:#x} is mapped to {place}, which is not {name}"
             ));
+        }
+        if !is_writable {
+            return Err(format!("address {va:#x} is mapped read-only"));
         }
     }
     Ok(())

@@ -186,7 +186,14 @@ fn contents_that_are_somewhere() {
 /// levels, starting with the first directory.
 const VA: u64 = 0x7f12_3456_7000;
 
+/// The bit of an entry that forbids writes.
+const READ_ONLY: u64 = 1 << 6;
+
 fn map(vram: &mut Vram, to: usize) {
+    map_with(vram, to, 0);
+}
+
+fn map_with(vram: &mut Vram, to: usize, bits: u64) {
     let mut set = |table: usize, at: u64, entry: u64| {
         let at = table * PAGE + at as usize;
         vram.bytes[at..at + 8].copy_from_slice(&entry.to_le_bytes());
@@ -199,7 +206,7 @@ fn map(vram: &mut Vram, to: usize) {
     set(1, index(38, 9) * 8, table(2));
     set(2, index(29, 9) * 8, table(3));
     set(3, index(21, 8) * 16 + 8, table(4));
-    set(4, index(12, 9) * 8, (to as u64) << 8 | 1);
+    set(4, index(12, 9) * 8, (to as u64) << 8 | bits | 1);
     vram.write();
 }
 
@@ -219,6 +226,18 @@ fn where_page_tables_lead() {
 
     map(&mut vram, 6);
     assert_eq!(judge.answer(&ask(VA, five)), "ok");
+    let zeros = ask(VA, "null,\"zeros\":true");
+    let told = judge.answer(&zeros);
+    assert!(told.ends_with("which is not a page of zeros"), "{told}");
+    map(&mut vram, 5);
+    assert_eq!(judge.answer(&zeros), "ok");
+    map_with(&mut vram, 5, READ_ONLY);
+    let told = judge.answer(&zeros);
+    assert!(
+        told.ends_with("0x7f1234567000 is mapped read-only"),
+        "{told}"
+    );
+    map(&mut vram, 6);
     for content in [six, "null"] {
         let told = judge.answer(&ask(VA, content));
         assert!(told.contains("is mapped to vram 0x6000"), "{told}");
