@@ -184,9 +184,9 @@ TEST_F_TIMEOUT(nouveau, huge_with_a_hole, TIMEOUT_S)
 
 /*
  * Whether the GPU's page tables lead to the pages of a buffer from @first on, in
- * video memory and with contents of @seed, or lead nowhere. There is no program of
- * the GPU's that could look, and so who sees all of video memory from outside of
- * the machine is asked, by the port in P2PTEST_JUDGE.
+ * video memory, writable, and with contents of @seed (0: zeros), or lead nowhere.
+ * No program of the GPU's could look. So the judge is asked, who sees all of video
+ * memory from outside of the machine, by the port in P2PTEST_JUDGE.
  */
 static void ask_judge(struct __test_metadata *_metadata, int gpu,
 		      struct p2p_buf *buf, size_t first, size_t pages,
@@ -206,7 +206,9 @@ static void ask_judge(struct __test_metadata *_metadata, int gpu,
 	for (i = first; i < first + pages; i++) {
 		fprintf(f, "%s{\"va\":%zu", sep,
 			(size_t)(buf->p + i * P2P_PAGE));
-		if (mapped)
+		if (mapped && !seed)
+			fputs(",\"zeros\":true", f);
+		else if (mapped)
 			fprintf(f, ",\"content\":{\"seed\":%llu,\"index\":%zu}",
 				seed, i);
 		fputs("}", f);
@@ -248,6 +250,22 @@ TEST_F_TIMEOUT(nouveau, mapped, TIMEOUT_S)
 	expect_unmapped(&buf, 12, 4);
 	p2p_expect_pattern(_metadata, "CPU", buf.p, BEFORE, 0, 12 * P2P_PAGE);
 	expect_unmapped(&buf, 0, 16);
+	buf_free(_metadata, &buf);
+}
+
+/* And what nobody has written to yet. The GPU may be the first */
+TEST_F_TIMEOUT(nouveau, mapped_hole, TIMEOUT_S)
+{
+	struct p2p_buf buf = { .len = 16 * P2P_PAGE, .pages = 16 };
+
+	if (!getenv("P2PTEST_JUDGE"))
+		SKIP(return, "P2PTEST_JUDGE does not say who sees video memory");
+	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, (void *)buf.p);
+	ASSERT_EQ(0, buf.p[3 * P2P_PAGE]);	/* the zero page */
+	to_vram(_metadata, self->fd, &buf);
+	expect_mapped(&buf, 0, 16, 0);
 	buf_free(_metadata, &buf);
 }
 
