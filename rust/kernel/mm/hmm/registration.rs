@@ -518,8 +518,8 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     /// moves, so this is the time to give the device the addresses. Mapped pages stay mapped
     /// afterwards, also after an error, until they are revoked.
     ///
-    /// This must not be called with any lock held that [`Ops::revoke`] of any registration takes: it
-    /// allocates memory, and reclaim may revoke what others have registered.
+    /// This must not be called with any lock held that [`Ops::revoke`] of any registration takes:
+    /// it allocates memory, and reclaim may revoke what others have registered.
     ///
     /// - [`EINVAL`]: there are no such pages. With [`Options::resident`]: it is no memory of another
     ///   device, or about to move.
