@@ -521,8 +521,8 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     /// This must not be called with any lock held that [`Ops::revoke`] of any registration takes:
     /// it allocates memory, and reclaim may revoke what others have registered.
     ///
-    /// - [`EINVAL`]: there are no such pages. With [`Options::resident`]: it is no memory of another
-    ///   device, or about to move.
+    /// - [`EINVAL`]: there are no such pages. With [`Options::resident`]: it is no memory of
+    ///   another device, or about to move.
     /// - [`EOPNOTSUPP`]: with [`Options::resident`]: the device cannot reach a page where it is.
     /// - [`EPERM`]: another address space, or the process must not write to the memory. With
     ///   [`Options::resident`] also: the write would need a fault first, as after `fork()`.
