@@ -324,6 +324,7 @@ static int find_gpu(struct table *table, struct hmm_registration_page *pages)
 		}
 		if (!ret) {
 			table->gpu = pdev;	/* and its reference */
+			kref_get(&table->ref);	/* the client's */
 			/* gpu_unbound() has to find it as soon as it can run */
 			scoped_guard(mutex, &lists)
 				list_add(&table->list, &tables);
@@ -416,11 +417,10 @@ static struct table *table_new(unsigned long start, unsigned long len,
 	return table;
 
 err_end:
-	/* Not here: gpu_unbound() may have found it */
-	table_forget(table);
-	queue_work(workqueue, &table->part.end);
-	kvfree(pages);
-	return ERR_PTR(ret);
+	/* As for a client: gpu_unbound() may have found it */
+	table_close(table);
+	table = NULL;
+	goto err_free;
 err_put:
 	table_put(table);
 	table = NULL;
@@ -465,7 +465,6 @@ int nvidia_p2p_get_pages(uint64_t p2p_token, uint32_t va_space,
 		table = table_new(virtual_address, length, free_callback, data);
 		if (IS_ERR(table))
 			return nv_error(PTR_ERR(table));
-		kref_get(&table->ref);	/* the client's */
 		atomic_set(&table->state, LIVE);
 		/* The callback may run from now on, also before we return. */
 		*page_table = &table->nv;
@@ -473,9 +472,7 @@ int nvidia_p2p_get_pages(uint64_t p2p_token, uint32_t va_space,
 			return 0;
 		/* It was revoked before anybody had it. */
 		*page_table = NULL;
-		table_forget(table);
-		table_put(table);
-		queue_work(workqueue, &table->part.end);
+		table_close(table);
 	}
 	return -EIO;
 }

@@ -19,26 +19,26 @@ mod tests;
 use cstruct::Declarations;
 use ifc::Layout;
 
-/// The width of `mkc.mkey_7_0`: the low bits of an mkey, which the driver chooses. The index of
-/// the mkey is above them, see `mlx5_mkey_to_idx()`.
-const MKEY_TAG_BITS: u32 = 8;
+/// The width of `mkc.mkey_7_0`: the variant, which are the low bits of an mkey. The driver
+/// chooses it. The index is above it.
+const MKEY_VARIANT_BITS: u32 = 8;
 
-/// Returns the index of an mkey.
+/// Returns the index of an mkey, as the driver's `mlx5_mkey_to_idx()`.
 #[must_use]
-pub fn mkey_index(mkey: u32) -> u32 {
-    mkey >> MKEY_TAG_BITS
+pub fn mkey_to_idx(mkey: u32) -> u32 {
+    mkey >> MKEY_VARIANT_BITS
 }
 
-/// Returns the low bits of an mkey.
+/// Returns the variant of an mkey, as the driver's `mlx5_mkey_variant()`.
 #[must_use]
-pub fn mkey_tag(mkey: u32) -> u32 {
-    mkey & ((1 << MKEY_TAG_BITS) - 1)
+pub fn mkey_variant(mkey: u32) -> u32 {
+    mkey & ((1 << MKEY_VARIANT_BITS) - 1)
 }
 
-/// Returns the mkey of an index and the low bits.
+/// Returns the mkey of an index and a variant.
 #[must_use]
-pub fn mkey_of(index: u32, tag: u32) -> u32 {
-    index << MKEY_TAG_BITS | tag
+pub fn idx_to_mkey(index: u32, variant: u32) -> u32 {
+    index << MKEY_VARIANT_BITS | variant
 }
 
 /// A big-endian number in a structure.

@@ -15,7 +15,7 @@ use tempfile::NamedTempFile;
 use crate::device::command::Status;
 use crate::device::queue::CQE;
 use crate::device::{Definitions, Device, Options, Scheme};
-use crate::layout::{Field, Headers, Layouts, mkey_of};
+use crate::layout::{Field, Headers, Layouts, idx_to_mkey};
 use crate::memory::Memory;
 use crate::witness::Witness;
 
@@ -491,7 +491,7 @@ impl Testbed {
             set(l, context);
         };
         let out = self.command("CREATE_MKEY", entries, fill).unwrap();
-        mkey_of(
+        idx_to_mkey(
             self.device.l.create_mkey_out.mkey_index.get(&out) as u32,
             LOW,
         )

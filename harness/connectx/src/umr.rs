@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::device::mkey::{BLOCK, Want};
-use crate::layout::{Field, mkey_index};
+use crate::layout::{Field, mkey_to_idx};
 use crate::qp::{Segment, Send};
 
 impl Device {
@@ -23,7 +23,7 @@ impl Device {
         let mask = l.umr.mkey_mask.get(control);
         let mkey = self
             .mkeys
-            .get(&mkey_index(key))
+            .get(&mkey_to_idx(key))
             .ok_or(format!("a UMR of key {key:#x}, which does not exist"))?;
         if l.mkc.umr_en.get(&mkey.context) == 0 {
             return Err(format!("key {key:#x} does not allow UMR"));
@@ -55,7 +55,7 @@ impl Device {
             self.gather_entries(qpn, rest, count)?
         };
         let l = &self.l;
-        let mkey = self.mkeys.get(&mkey_index(key)).expect("it was there");
+        let mkey = self.mkeys.get(&mkey_to_idx(key)).expect("it was there");
         // A table ends with a whole block.
         let size = l.mkc.translations_octword_size.get(&mkey.context) as usize * 16;
         let size = size.next_multiple_of(BLOCK);
@@ -73,7 +73,7 @@ impl Device {
         }
         let present = self.present(&mkey.context, &entries);
         let stride = entries.len() / present.len().max(1);
-        let mkey = self.mkeys.get_mut(&mkey_index(key)).expect("it was there");
+        let mkey = self.mkeys.get_mut(&mkey_to_idx(key)).expect("it was there");
         for field in &changed {
             field.set(&mut mkey.context, field.get(context));
         }
@@ -96,7 +96,7 @@ impl Device {
         if self.qps[&qpn].service != self.c.qp_st.reg_umr {
             return;
         }
-        let mkey = &self.mkeys[&mkey_index(key)];
+        let mkey = &self.mkeys[&mkey_to_idx(key)];
         if let Some(entry) = self.past_the_end(mkey) {
             let len = self.l.mkc.len.get(&mkey.context);
             self.witness.violation(&format!(

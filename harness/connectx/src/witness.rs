@@ -12,7 +12,7 @@ use anyhow::Result;
 use endpoint::log::Log;
 use serde::Serialize;
 
-use crate::layout::mkey_index;
+use crate::layout::mkey_to_idx;
 use crate::memory::{Refused, Target};
 
 /// The state of a key's entry at the time when it translated an address.
@@ -218,7 +218,7 @@ impl Witness {
 
     /// The current state of a key's entry.
     pub fn used(&self, mkey: u32, entry: u64) -> Used {
-        let written = self.written.get(&mkey_index(mkey));
+        let written = self.written.get(&mkey_to_idx(mkey));
         let umr = written.and_then(|written| written.by(entry));
         Used {
             mkey,
@@ -283,7 +283,7 @@ impl Witness {
             count,
             cleared,
         });
-        let written = self.written.entry(mkey_index(mkey)).or_default();
+        let written = self.written.entry(mkey_to_idx(mkey)).or_default();
         if entries.is_empty() {
             written.key = n;
         }
@@ -292,7 +292,7 @@ impl Witness {
 
     /// Records that a key was destroyed.
     pub fn forget(&mut self, mkey: u32) {
-        self.written.remove(&mkey_index(mkey));
+        self.written.remove(&mkey_to_idx(mkey));
     }
 
     /// Records that all keys were destroyed.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::device::{Device, FIRST_UAR, Simple};
-use crate::layout::{Field, mkey_of};
+use crate::layout::{Field, idx_to_mkey};
 use crate::memory::Refused;
 use crate::pci::BAR_SIZE;
 
@@ -294,7 +294,7 @@ impl Device {
                 let index = l.destroy_mkey.mkey_index.get(input) as u32;
                 let mkey = self.mkeys.remove(&index).ok_or(Status::BadResource)?;
                 let low = self.l.mkc.mkey_7_0.get(&mkey.context) as u32;
-                self.witness.forget(mkey_of(index, low));
+                self.witness.forget(idx_to_mkey(index, low));
                 Ok(())
             }
             "PAGE_FAULT_RESUME" => self.page_fault_resume(input),

@@ -1,7 +1,7 @@
 //! Memory keys: the translation of addresses in work requests.
 
 use crate::device::Device;
-use crate::layout::{mkey_index, mkey_tag};
+use crate::layout::{mkey_to_idx, mkey_variant};
 use crate::table::Table;
 use crate::witness::Used;
 
@@ -139,7 +139,7 @@ impl Walk<'_> {
         if key == device.null_mkey {
             return Err(Stop::Fault { mkey: key, va });
         }
-        let Some(mkey) = device.mkeys.get(&mkey_index(key)) else {
+        let Some(mkey) = device.mkeys.get(&mkey_to_idx(key)) else {
             return denied(format!("key {key:#x} does not exist"));
         };
         let named = Named { key, mkey };
@@ -170,7 +170,7 @@ impl Walk<'_> {
         if get(l.free) != 0 {
             return denied(format!("key {key:#x} is not in use"));
         }
-        if get(l.mkey_7_0) != u64::from(mkey_tag(key)) {
+        if get(l.mkey_7_0) != u64::from(mkey_variant(key)) {
             return denied(format!("key {key:#x} is of an earlier use"));
         }
         if self.pd.is_some_and(|pd| get(l.pd) != u64::from(pd)) {

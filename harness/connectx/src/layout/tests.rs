@@ -268,9 +268,9 @@ fn the_kernel_has_all_that_is_used() {
     };
     let layouts = Layouts::load(headers).unwrap();
     let constants = Constants::load(headers).unwrap();
-    let tag = layouts.mkc.mkey_7_0.bits;
-    assert_eq!(tag, MKEY_TAG_BITS as usize);
-    assert_eq!(layouts.create_mkey_out.mkey_index.bits, 32 - tag);
+    let variant = layouts.mkc.mkey_7_0.bits;
+    assert_eq!(variant, MKEY_VARIANT_BITS as usize);
+    assert_eq!(layouts.create_mkey_out.mkey_index.bits, 32 - variant);
     let header = fs::read_to_string(crate::testing::header("driver.h")).unwrap();
     assert!(header.contains("mlx5_mkey_to_idx(u32 mkey)\n{\n\treturn mkey >> 8;\n"));
     // The hardware interface is stable, so these offsets never change.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Cqe, LID, PAGE, TestCq, TestQp, Testbed};
 use crate::device::{Device, Scheme};
-use crate::layout::mkey_index;
+use crate::layout::mkey_to_idx;
 use crate::wire;
 
 /// Where the keys begin.
@@ -174,7 +174,7 @@ impl Wired {
     pub fn page(&mut self, n: usize, is_present: bool) {
         let (key, at) = (self.keys[n], self.pages[n]);
         let entry = if is_present { at | 3 } else { 0 };
-        let mkey = self.at(n).device.mkeys.get_mut(&mkey_index(key)).unwrap();
+        let mkey = self.at(n).device.mkeys.get_mut(&mkey_to_idx(key)).unwrap();
         mkey.entries.write(0, &entry.to_be_bytes());
     }
 }

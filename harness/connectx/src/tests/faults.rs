@@ -1,7 +1,7 @@
 //! Page faults: the events, and the effects of the driver's answers.
 
 use crate::device::Scheme;
-use crate::layout::{Layouts, mkey_index, mkey_tag};
+use crate::layout::{Layouts, mkey_to_idx, mkey_variant};
 use crate::testing::{LID, LOW, PAGE, Pair, Testbed};
 
 /// Two pages at each end. The second page of one end is absent.
@@ -64,7 +64,7 @@ impl Ends {
             .bench
             .device
             .mkeys
-            .get_mut(&mkey_index(self.keys[end]))
+            .get_mut(&mkey_to_idx(self.keys[end]))
             .unwrap();
         mkey.entries
             .write(8, &(self.pages[2 * end + 1] | 3).to_be_bytes());
@@ -249,8 +249,8 @@ fn the_key_that_is_never_there_faults() {
     let (_, token, _) = told(&mut t);
     t.page_in(Absent::Requester);
     t.bench.resume(token, false).unwrap();
-    assert_ne!(mkey_tag(t.keys[0]), 0);
-    assert_eq!(mkey_tag(t.keys[0]), LOW);
+    assert_ne!(mkey_variant(t.keys[0]), 0);
+    assert_eq!(mkey_variant(t.keys[0]), LOW);
     let null = t.bench.device.null_mkey;
     let segments = [
         t.bench.remote(null, 0x5000),

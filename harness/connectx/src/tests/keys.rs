@@ -1,7 +1,7 @@
 //! Requests that change keys: checks, masks, tables and offsets.
 
 use crate::device::Scheme;
-use crate::layout::{Field, Layouts, mkey_index};
+use crate::layout::{Field, Layouts, mkey_to_idx};
 use crate::testing::{LOW, PAGE, Pair, Testbed, structure};
 
 const START: u64 = 0x10_0000;
@@ -86,11 +86,11 @@ impl Ends {
     }
 
     fn context(&self, field: Field) -> u64 {
-        field.get(&self.bench.device.mkeys[&mkey_index(self.key)].context)
+        field.get(&self.bench.device.mkeys[&mkey_to_idx(self.key)].context)
     }
 
     fn entries(&self) -> Vec<u64> {
-        let entries = &self.bench.device.mkeys[&mkey_index(self.key)].entries;
+        let entries = &self.bench.device.mkeys[&mkey_to_idx(self.key)].entries;
         entries
             .entries(8)
             .map(|b| u64::from_be_bytes(b.try_into().unwrap()))
@@ -344,7 +344,7 @@ fn the_keys_together_have_no_more_translations_than_there_is_room() {
     t.bench.settle();
     let syndrome = t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome;
     assert_eq!(syndrome, t.bench.device.c.syndromes.mw_bind_err);
-    assert!(t.bench.device.mkeys[&mkey_index(key)].entries.len() == 0);
+    assert!(t.bench.device.mkeys[&mkey_to_idx(key)].entries.len() == 0);
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn a_dma_by_a_translation_that_has_ended_is_a_violation() {
             assert_eq!(t.umr(t.key, &umr), 0);
         }),
         ("no key any more", false, |t, _| {
-            let index = u64::from(mkey_index(t.key));
+            let index = u64::from(mkey_to_idx(t.key));
             let set = |l: &Layouts, input: &mut [u8]| l.destroy_mkey.mkey_index.set(input, index);
             t.bench.command("DESTROY_MKEY", &[], set).unwrap();
         }),

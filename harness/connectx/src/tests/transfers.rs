@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::device::Scheme;
-use crate::layout::{Layouts, mkey_index};
+use crate::layout::{Layouts, mkey_to_idx};
 use crate::testing::{PAGE, Pair, Testbed, VRAM};
 
 /// Two queue pairs, with a page and a key at each end.
@@ -195,7 +195,12 @@ fn the_log_tells_of_ats_and_of_relaxed_ordering_for_each_direction() {
         (Some(l.relaxed_ordering_read), (false, false)),
     ];
     for (field, expected) in cases {
-        let key = t.bench.device.mkeys.get_mut(&mkey_index(t.to_key)).unwrap();
+        let key = t
+            .bench
+            .device
+            .mkeys
+            .get_mut(&mkey_to_idx(t.to_key))
+            .unwrap();
         let before = key.context.clone();
         if let Some(field) = field {
             field.set(&mut key.context, 1);
@@ -207,7 +212,12 @@ fn the_log_tells_of_ats_and_of_relaxed_ordering_for_each_direction() {
             (&last["ats"], &last["ro"]),
             (&expected.0.into(), &expected.1.into())
         );
-        let key = t.bench.device.mkeys.get_mut(&mkey_index(t.to_key)).unwrap();
+        let key = t
+            .bench
+            .device
+            .mkeys
+            .get_mut(&mkey_to_idx(t.to_key))
+            .unwrap();
         key.context = before;
     }
 }

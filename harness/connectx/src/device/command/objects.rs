@@ -4,7 +4,7 @@ use super::{Answer, Status};
 use crate::device::mkey::Mkey;
 use crate::device::queue::{Arm, CQE, Completion, Cq, EQE, Eq};
 use crate::device::{Device, Scheme};
-use crate::layout::{Field, mkey_of};
+use crate::layout::{Field, idx_to_mkey};
 use crate::memory::Buffer;
 use crate::qp::{Ring, Srq};
 use crate::table::Table;
@@ -141,7 +141,7 @@ impl Device {
             return Err(Status::NoResources);
         }
         let index = self.number()?;
-        let key = mkey_of(index, self.l.mkc.mkey_7_0.get(&context) as u32);
+        let key = idx_to_mkey(index, self.l.mkc.mkey_7_0.get(&context) as u32);
         let present = self.present(&context, entries);
         if !present.is_empty() {
             self.witness.umr(key, 0, &present);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::check;
 use crate::device::Scheme;
 use crate::device::mkey::{Stop, Want};
-use crate::layout::{Layouts, mkey_index, mkey_of};
+use crate::layout::{Layouts, idx_to_mkey, mkey_to_idx};
 use crate::memory::{Memory, Refused};
 use crate::testing::Testbed;
 
@@ -288,7 +288,8 @@ fn keys_translate_as_a_walk_byte_by_byte_says() {
         let mut bench = Testbed::new(Scheme::Transport).unwrap();
         // Key numbers are consecutive, so the keys are known before they are created.
         let first_number = bench.device.next_number + 1;
-        let name = |n: usize| mkey_of(first_number + (n % specs.len()) as u32, crate::testing::LOW);
+        let name =
+            |n: usize| idx_to_mkey(first_number + (n % specs.len()) as u32, crate::testing::LOW);
         let mode = bench.device.c.mode;
         for (n, spec) in specs.iter().enumerate() {
             let klm = |key: usize, va: u64, len: u64| [len << 32 | u64::from(name(key)), va];
@@ -341,7 +342,7 @@ fn keys_translate_as_a_walk_byte_by_byte_says() {
                 }
                 Err(Stop::Fault { mkey, va }) => {
                     let first = ends.iter().find(|end| matches!(end, ByteResult::Fault(..)));
-                    let found = ByteResult::Fault((mkey_index(mkey) - first_number) as usize, va);
+                    let found = ByteResult::Fault((mkey_to_idx(mkey) - first_number) as usize, va);
                     prop_assert_eq!(first.copied(), Some(found));
                 }
                 Err(Stop::Denied(why)) => {
@@ -383,7 +384,7 @@ fn circles_and_lists_of_nothing_come_to_an_end() {
         let mut bench = Testbed::new(Scheme::Transport).unwrap();
         let first = bench.device.next_number + 1;
         let count = keys.len();
-        let name = |n: usize| mkey_of(first + (n % count) as u32, crate::testing::LOW);
+        let name = |n: usize| idx_to_mkey(first + (n % count) as u32, crate::testing::LOW);
         for (mode, start, len, shift, entries, length64) in keys {
             let list: Vec<u64> = entries
                 .iter()

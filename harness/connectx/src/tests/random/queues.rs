@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::{bytes, check, mostly, number};
 use crate::device::{Device, Scheme};
-use crate::layout::{Layouts, mkey_index, mkey_of};
+use crate::layout::{Layouts, idx_to_mkey, mkey_to_idx};
 use crate::qp::{State, Wait};
 use crate::testing::{LOG_SEND, PAGE, Pair, TestQp, Testbed, structure};
 
@@ -96,7 +96,10 @@ fn keys(bench: &mut Testbed) -> Vec<u32> {
     );
     let free = |l: &Layouts, context: &mut [u8]| l.mkc.free.set(context, 1);
     let free = bench.key(c.mtt, (0, 4 * PAGE, 12), &pages, free);
-    let own = u64::from(mkey_of(bench.device.next_number + 1, crate::testing::LOW));
+    let own = u64::from(idx_to_mkey(
+        bench.device.next_number + 1,
+        crate::testing::LOW,
+    ));
     let circle = bench.key(c.ksm, (0, u64::MAX, 0), &[own, 0, own, 0], |_, _| {});
     vec![mtt, gone, ksm, klm, free, circle]
 }
@@ -326,7 +329,7 @@ fn doorbells_of_queues_that_are_gone_are_survived() {
                     let _ = bench.command("DESTROY_EQ", &[], set);
                 }
                 3 => {
-                    let index = u64::from(mkey_index(keys[value as usize % keys.len()]));
+                    let index = u64::from(mkey_to_idx(keys[value as usize % keys.len()]));
                     let set =
                         |l: &Layouts, input: &mut [u8]| l.destroy_mkey.mkey_index.set(input, index);
                     let _ = bench.command("DESTROY_MKEY", &[], set);
