@@ -391,24 +391,31 @@ TEST_F_TIMEOUT(p2p, secret, TIMEOUT_S)
 
 /*
  * After MADV_FREE the kernel may drop a page until something is written to it.
- * The CPU would notice by the dirty bit; devices do not set it.
+ * The CPU would notice by the dirty bit; devices do not set it. That a page was in
+ * VRAM makes no difference.
  */
 TEST_F_TIMEOUT(p2p, lazyfree, TIMEOUT_S)
 {
 	unsigned char data[4 * 4096];
 	struct p2p_buf buf;
-	int gpu;
+	int i;
 
 	p2p_fill(data, AFTER, 0, sizeof(data));
-	for (gpu = 0; gpu < 2; gpu++) {
+	for (i = 0; i < 4; i++) {
+		bool gpu = i % 2, vram = i / 2;
+
 		p2p_buf_init(_metadata, self, &buf, 4, BEFORE);
 		ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_FREE));
+		if (vram)
+			p2p_buf_to_vram(_metadata, self, &buf);
 		if (gpu) {
-			EXPECT_EQ(0, p2p_gpu_write(&self->gpu, buf.p, data,
-						   buf.len));
+			EXPECT_EQ(vram ? 4 : 0,
+				  p2p_gpu_write(&self->gpu, buf.p, data,
+						buf.len));
 		} else {
 			p2p_buf_nic_write(_metadata, self, &buf, AFTER);
 		}
+		ASSERT_LE(0, p2p_gpu_to_host(&self->gpu, buf.p, buf.len));
 		ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
 		p2p_buf_cpu_read(_metadata, &buf, AFTER);
 		p2p_buf_free(_metadata, self, &buf);

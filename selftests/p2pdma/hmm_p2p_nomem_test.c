@@ -244,6 +244,66 @@ TEST_F_TIMEOUT(p2p_nomem, nic, TIMEOUT_S)
 	EXPECT_LT(10U, nomem->failed);
 }
 
+/* The first region of a process registers its first notifier */
+TEST_F_TIMEOUT(p2p_nomem, first_notifier, TIMEOUT_S)
+{
+	struct nomem *nomem = &self->nomem;
+	unsigned char data[P2P_PAGE];
+	int status, ret;
+	__u32 handle;
+
+	for_each_allocation(nomem, "register for the first time") {
+		pid_t pid = p2p_fork_child(_metadata);
+
+		if (!pid) {
+			struct nomem own = { .n = nomem->n };
+			struct p2p_nic nic;
+			unsigned char *p = p2p_alloc(P2P_PAGE);
+
+			ASSERT_NE(NULL, p);
+			own.fd = open(NOMEM_FILE, O_RDWR | O_CLOEXEC);
+			ASSERT_LE(0, own.fd);
+			ASSERT_EQ(0, p2p_nic_open(&nic, 0));
+			NOMEM_CALL(&own, ret, p2p_nic_reg(&nic, p, P2P_PAGE, 0,
+							  &handle));
+			if (ret)
+				ASSERT_EQ(0, p2p_nic_reg(&nic, p, P2P_PAGE, 0,
+							 &handle));
+			ASSERT_EQ(0, p2p_nic_read(&nic, handle, p, data, P2P_PAGE,
+						  NULL));
+			_exit(own.done);
+		}
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		ASSERT_TRUE(WIFEXITED(status));
+		nomem->done = WEXITSTATUS(status);
+	}
+	EXPECT_LT(2U, nomem->failed);
+}
+
+/* The first access to VRAM registers the range that its alias is in */
+TEST_F_TIMEOUT(p2p_nomem, first_alias, TIMEOUT_S)
+{
+	unsigned char data[P2P_PAGE];
+	struct nomem *nomem = &self->nomem;
+	P2P_SELF *p2p = &self->p2p;
+	struct p2p_buf buf;
+	int ret;
+
+	for_each_allocation(nomem, "NIC reads VRAM for the first time") {
+		p2p_gpu_close(&p2p->gpu);
+		ASSERT_EQ(0, p2p_pci_unbind(P2P_GPU_DRIVER, self->gpu));
+		ASSERT_EQ(0, p2p_pci_bind(P2P_GPU_DRIVER, self->gpu, 0));
+		ASSERT_EQ(0, p2p_gpu_open(&p2p->gpu, 0));
+		p2p_buf_init(_metadata, p2p, &buf, 1, BEFORE);
+		p2p_buf_to_vram(_metadata, p2p, &buf);
+		NOMEM_CALL(nomem, ret, p2p_nic_read(&p2p->nic, buf.handle, buf.p,
+						    data, buf.len, NULL));
+		p2p_buf_nic_read(_metadata, p2p, &buf, BEFORE);
+		buf_end(_metadata, p2p, &buf, BEFORE);
+	}
+	EXPECT_LT(2U, nomem->failed);
+}
+
 /* Registrations of the NIC as a card: either all is known to it, or nothing */
 TEST_F_TIMEOUT(p2p_nomem, card, TIMEOUT_S)
 {
@@ -485,6 +545,36 @@ TEST_F_TIMEOUT(p2p_nomem, nic_comes, TIMEOUT_S)
 	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
 	buf_end(_metadata, p2p, &buf, AFTER);
 	EXPECT_LT(10U, nomem->failed);
+}
+
+/* Last: the module has lost its parameters then */
+TEST_F_TIMEOUT(p2p_nomem, nic_loads, TIMEOUT_S)
+{
+	struct nomem *nomem = &self->nomem;
+	P2P_SELF *p2p = &self->p2p;
+	struct p2p_buf buf;
+	int ret;
+
+	p2p_nic_close(&p2p->nic);
+	ret = p2p_module_reload(P2P_NIC_DRIVER, "");
+	if (ret == -ENOENT)
+		SKIP(return, "P2PTEST_MODDIR does not say where modules are");
+	ASSERT_EQ(0, ret);
+	for_each_allocation(nomem, "NIC's module loads") {
+		ASSERT_EQ(0, p2p_module_unload(P2P_NIC_DRIVER));
+		NOMEM_CALL(nomem, ret, p2p_module_load(P2P_NIC_DRIVER, ""));
+		if (ret)
+			ASSERT_EQ(0, p2p_module_load(P2P_NIC_DRIVER, ""));
+	}
+	/* It may be there without its device */
+	p2p_pci_bind(P2P_NIC_DRIVER, self->nic, -1);
+	while (p2p_nic_open(&p2p->nic, 0))
+		p2p_sleep_ms(20);
+	p2p_buf_init(_metadata, p2p, &buf, FEW, BEFORE);
+	p2p_buf_to_vram(_metadata, p2p, &buf);
+	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
+	buf_end(_metadata, p2p, &buf, AFTER);
+	EXPECT_LT(50U, nomem->failed);
 }
 
 TEST_HARNESS_MAIN

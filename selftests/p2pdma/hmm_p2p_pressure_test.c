@@ -13,6 +13,7 @@
 #include <limits.h>
 #include <linux/mempolicy.h>
 #include <linux/userfaultfd.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
@@ -591,41 +592,66 @@ TEST_F_TIMEOUT(p2p, userfault_revoked, TIMEOUT_S)
 	EXPECT_EQ(0, munmap(buf.p, buf.len));
 }
 
-/* Nobody does: who waits for it can be killed, and then the NIC can go */
+/* A process whose NIC waits for a page. It writes to @waits as soon as it does. */
+static void unanswered(struct __test_metadata *_metadata, P2P_SELF *self,
+		       const int *waits)
+{
+	struct p2p_buf buf;
+	struct pollfd poll_fd = { .events = POLLIN };
+	pid_t pid;
+	char c = 0;
+
+	ASSERT_EQ(0, p2p_nic_open(&self->nic, 0));
+	p2p_buf_init(_metadata, self, &buf, PAGES, BEFORE);
+	ASSERT_LE(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len / 2));
+	ASSERT_EQ(0, madvise(buf.p + buf.len / 2, buf.len / 2, MADV_DONTNEED));
+	poll_fd.fd = uffd_open(_metadata, &buf);
+	if (poll_fd.fd < 0 && access(UFFD_SYSCTL, F_OK))
+		_exit(KSFT_SKIP);
+	ASSERT_LE(0, poll_fd.fd);
+	/* It shares the file, and so sees that the fault waits */
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		if (poll(&poll_fd, 1, -1) == 1 && write(waits[1], "", 1) == 1)
+			pause();
+		_exit(1);
+	}
+	p2p_nic_write(&self->nic, buf.handle, buf.p + buf.len / 2, &c, 1, NULL);
+	_exit(1);
+}
+
+/*
+ * Nobody provides what the NIC misses. The process that waits for it can be killed,
+ * also if the NIC is being unbound, which waits for the process.
+ */
 TEST_F_TIMEOUT(p2p, userfault_unanswered, TIMEOUT_S)
 {
-	char name[P2P_PCI_NAME], c = 0;
-	struct p2p_buf buf;
-	int fd, status;
-	pid_t pid;
+	char name[P2P_PCI_NAME], c;
+	int waits[2], status;
+	pid_t pid, unbind;
 
+	ASSERT_EQ(0, pipe(waits));
+	p2p_nic_close(&self->nic);
+	ASSERT_EQ(0, p2p_pci_name(P2P_NIC_DRIVER, 0, name));
 	pid = p2p_fork_child(_metadata);
 	if (!pid) {
 		P2P_SELF own = *self;
 
-		ASSERT_EQ(0, p2p_nic_open(&own.nic, 0));
-		p2p_buf_init(_metadata, &own, &buf, PAGES, BEFORE);
-		ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, buf.p, buf.len / 2));
-		ASSERT_EQ(0, madvise(buf.p + buf.len / 2, buf.len / 2,
-				     MADV_DONTNEED));
-		fd = uffd_open(_metadata, &buf);
-		if (fd < 0 && access(UFFD_SYSCTL, F_OK))
-			_exit(KSFT_SKIP);
-		ASSERT_LE(0, fd);
-		p2p_nic_write(&own.nic, buf.handle, buf.p + buf.len / 2, &c, 1,
-			      NULL);
-		_exit(1);
+		unanswered(_metadata, &own, waits);
 	}
-	p2p_sleep_ms(1000);
-	ASSERT_EQ(0, kill(pid, SIGKILL));
-	ASSERT_EQ(pid, waitpid(pid, &status, 0));
-	if (WIFEXITED(status) && WEXITSTATUS(status) == KSFT_SKIP)
+	close(waits[1]);
+	if (read(waits[0], &c, 1) != 1) {
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		ASSERT_EQ(KSFT_SKIP, WEXITSTATUS(status));
 		SKIP(return, "no userfaultfd");
-	EXPECT_EQ(SIGKILL, status);
+	}
+	unbind = p2p_fork_child(_metadata);
+	if (!unbind)
+		_exit(p2p_pci_unbind(P2P_NIC_DRIVER, name) != 0);
+	p2p_sleep_ms(100);
+	p2p_kill_child(_metadata, pid);
+	p2p_wait_child(_metadata, unbind);
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
-	p2p_nic_close(&self->nic);
-	ASSERT_EQ(0, p2p_pci_name(P2P_NIC_DRIVER, 0, name));
-	ASSERT_EQ(0, p2p_pci_unbind(P2P_NIC_DRIVER, name));
 	ASSERT_EQ(0, p2p_pci_bind(P2P_NIC_DRIVER, name, 0));
 }
 

@@ -254,6 +254,36 @@ TEST_F_TIMEOUT(rxe, prefetch_pinned, TIMEOUT_S)
 		  rxe_advise(self, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, 0, &sge));
 }
 
+/* A region of which bit 31 of the length is set, and one that is longer */
+TEST_F_TIMEOUT(rxe, long_region, TIMEOUT_S)
+{
+	static const size_t lens[] = { 2UL << 30, (4UL << 30) + P2P_PAGE };
+	struct rxe_buf buf;
+	size_t i;
+
+	for (i = 0; i < ARRAY_SIZE(lens); i++) {
+		unsigned char *p = mmap(NULL, lens[i], PROT_READ | PROT_WRITE,
+					MAP_PRIVATE | MAP_ANONYMOUS |
+					MAP_NORESERVE, -1, 0);
+
+		ASSERT_NE(MAP_FAILED, (void *)p);
+		/* Its last page is that of the test */
+		buf = (struct rxe_buf){
+			.p = p + lens[i] - P2P_PAGE, .len = P2P_PAGE, .pages = 1,
+		};
+		buf.mr = ibv_reg_mr(self->v.pd, p, lens[i], VERBS_ODP);
+		ASSERT_NE(NULL, buf.mr)
+			TH_LOG("%zu bytes: %s", lens[i], strerror(errno));
+		p2p_fill(buf.p, BEFORE, 0, buf.len);
+		rxe_buf_to_vram(_metadata, self, &buf);
+		rxe_buf_read(_metadata, self, &buf, BEFORE, 0, buf.len);
+		rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
+		p2p_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
+		ASSERT_EQ(0, ibv_dereg_mr(buf.mr));
+		ASSERT_EQ(0, munmap(p, lens[i]));
+	}
+}
+
 /* Without on-demand paging pages come home once, when they are pinned */
 TEST_F_TIMEOUT(rxe, pinned, TIMEOUT_S)
 {

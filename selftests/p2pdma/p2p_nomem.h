@@ -19,6 +19,9 @@
 #define FEW	4U
 #define SOME	16U
 
+/* Says which allocation of this thread fails */
+#define NOMEM_FILE	"/proc/thread-self/fail-nth"
+
 struct nomem {
 	int fd;
 	unsigned int n;		/* the allocation that is to fail now */
@@ -35,7 +38,7 @@ static inline bool nomem_open(struct __test_metadata *_metadata,
 		     "P2PTEST_FAIL_NTH does not say that allocations fail");
 	nomem->n = 0;
 	nomem->done = false;
-	nomem->fd = open("/proc/thread-self/fail-nth", O_RDWR | O_CLOEXEC);
+	nomem->fd = open(NOMEM_FILE, O_RDWR | O_CLOEXEC);
 	ASSERT_LE(0, nomem->fd);
 	return true;
 }

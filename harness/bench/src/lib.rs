@@ -176,6 +176,7 @@ impl Bench<'_> {
                 models: Models::default(),
                 append: &[],
                 icount: Some(&self.settings.icount),
+                cpus: None,
                 coverage: false,
                 job,
                 limit: Duration::from_secs(self.settings.limit),

@@ -49,27 +49,6 @@ impl fmt::Display for Address {
     }
 }
 
-/// The version of an AMD GPU's graphics core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Gc(pub(crate) u64, pub(crate) u64, pub(crate) u64);
-
-impl Gc {
-    /// The version of an MI200.
-    pub const MI200: Self = Self(9, 4, 2);
-
-    /// The result of svm_range_vram_coherent() in the kernel: whether the GPU immediately
-    /// sees what other devices write to its memory.
-    pub fn is_coherent(self) -> bool {
-        self < Self(9, 4, 3) || (Self(10, 0, 0)..Self(12, 0, 0)).contains(&self)
-    }
-}
-
-impl fmt::Display for Gc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.0, self.1, self.2)
-    }
-}
-
 /// A size in readable units.
 pub fn size(bytes: u64) -> String {
     match bytes >> 20 {

@@ -32,11 +32,11 @@ pub const OPTIONS: &str = "/proc/config.gz";
 pub const MEMORY: &str = "/proc/iomem";
 /// The version of NVIDIA's driver.
 pub const NVIDIA: &str = "/proc/driver/nvidia/version";
-/// A parameter of amdgpu.
+/// A parameter of amdgpu: whether its GPUs may reach each other by PCI Express.
 pub const AMDGPU_P2P: &str = "/sys/module/amdgpu/parameters/pcie_p2p";
 
 /// Text files of a PCI device.
-const FILES: [&str; 16] = [
+const FILES: [&str; 13] = [
     "class",
     "vendor",
     "device",
@@ -48,9 +48,6 @@ const FILES: [&str; 16] = [
     "current_link_width",
     "mem_info_vram_total",
     "tile0/physical_vram_size_bytes",
-    "ip_discovery/die/0/GC/0/major",
-    "ip_discovery/die/0/GC/0/minor",
-    "ip_discovery/die/0/GC/0/revision",
     "p2pmem/size",
     "p2pmem/published",
 ];

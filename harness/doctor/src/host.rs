@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-pub use crate::address::{Address, Gc, size};
+pub use crate::address::{Address, size};
 use crate::capture;
 use crate::config::{Config, Port};
 use crate::known::{Known, Role};
@@ -60,8 +60,6 @@ pub struct Device {
     pub verbs: Vec<String>,
     /// The size of the GPU's memory, if sysfs has it.
     pub memory: Option<u64>,
-    /// The graphics core of an AMD GPU.
-    pub gc: Option<Gc>,
     /// The possible sizes of each BAR: bit n is 2^n MiB.
     sizes: [Option<u64>; 6],
     /// Memory of a disk that peers may use.
@@ -202,7 +200,6 @@ impl Device {
                 .and_then(|text| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok());
             sizes.or_else(|| config.sizes(bar))
         });
-        let gc = |part: &str| number(&format!("ip_discovery/die/0/GC/0/{part}"));
         let infiniband = capture::INFINIBAND;
         let is_mine =
             |verbs: &&str| picture.leads_to(&format!("{infiniband}/{verbs}/device")) == Some(name);
@@ -236,10 +233,6 @@ impl Device {
                 .collect(),
             memory: number("mem_info_vram_total")
                 .or_else(|| number("tile0/physical_vram_size_bytes")),
-            gc: gc("major")
-                .zip(gc("minor"))
-                .zip(gc("revision"))
-                .map(|((major, minor), revision)| Gc(major, minor, revision)),
             published: text("p2pmem/published") == Some("1"),
             config,
             path,

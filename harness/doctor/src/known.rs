@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::address::{Gc, size};
+use crate::address::size;
 
 /// known.toml
 #[derive(Debug, Deserialize)]
@@ -12,8 +12,6 @@ pub struct Known {
     /// RDMA drivers that can register a dma-buf.
     pub dmabuf: Vec<String>,
     generation: Vec<Generation>,
-    /// AMD GPUs that are part of a CPU.
-    pub apu: Apu,
     /// Host bridges that forward.
     pub list: List,
     /// Drivers.
@@ -33,16 +31,6 @@ pub struct Generation {
     /// What to do instead.
     #[serde(default)]
     pub next: String,
-}
-
-/// AMD GPUs that are part of a CPU.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Apu {
-    /// The versions of their graphics cores.
-    pub gc: Vec<String>,
-    /// The PCI device IDs of GPUs that may not report their version.
-    pub ids: Vec<u16>,
 }
 
 /// The kernel's list of host bridges.
@@ -167,14 +155,6 @@ impl Known {
                 .iter()
                 .any(|(from, to)| (from..=to).contains(&&device))
         })
-    }
-
-    /// Whether an AMD GPU is part of a CPU.
-    pub fn is_apu(&self, gc: Option<Gc>, device: u16) -> bool {
-        match gc {
-            Some(gc) => self.apu.gc.contains(&gc.to_string()),
-            None => self.apu.ids.contains(&device),
-        }
     }
 }
 

@@ -34,19 +34,6 @@ fn file(mut host: Changed, path: &str, text: Option<&str>) -> Changed {
     host
 }
 
-/// Sets the version of the graphics core, and whether amdgpu has reserved addresses.
-fn amdgpu(gc: Option<&str>, reserved: bool) -> Changed {
-    let mut host = gpu("amdgpu", 0x7408);
-    for (name, part) in ["major", "minor", "revision"]
-        .iter()
-        .zip(gc.unwrap_or_default().split('.'))
-        .filter(|_| gc.is_some())
-    {
-        host = host.file(GPU, &format!("ip_discovery/die/0/GC/0/{name}"), part);
-    }
-    file(host, capture::MEMORY, Some(if reserved { GPU } else { "" }))
-}
-
 /// Whether pages are accessed in place by the NIC, and the obstacles.
 fn told(host: Changed) -> (Option<Works>, Vec<Obstacle>) {
     let (report, _) = common::report(host.0);
@@ -144,83 +131,35 @@ fn nics_without_dmabufs_are_not_told_to_register_one() {
     assert!(next.contains("efa, ionic, irdma"), "{next}");
 }
 
+/// Neither the GPU nor amdgpu's parameter for other GPUs changes that.
 #[test]
-fn amdgpus_switch_is_also_for_nics() {
-    let with = |value| {
-        file(
-            amdgpu(Some("9.4.2"), true),
-            capture::AMDGPU_P2P,
-            Some(value),
-        )
-    };
-    is_in_place(with("Y"));
-    let (code, at, next) = refused(with("N"));
-    assert_eq!(code, Code::Policy);
-    assert_eq!(at, capture::AMDGPU_P2P);
-    assert!(next.contains("amdgpu.pcie_p2p=1"), "{next}");
-    let host = with("N");
-    let options = host.0.read(capture::OPTIONS).unwrap();
-    let options = options.replace("CONFIG_HSA_AMD_P2P=y", "");
-    is_in_place(file(host, capture::OPTIONS, Some(&options)));
-}
-
-#[test]
-fn amdgpu_that_reserved_no_addresses_has_no_pages() {
-    for (gc, word) in [
-        // Polaris does not report its version.
-        (None, "older than GC 9.0.1"),
-        (Some("9.4.2"), "MI200"),
-        (Some("10.3.0"), "GC 10.3.0"),
-    ] {
-        let (code, at, _) = refused(amdgpu(gc, false));
-        assert_eq!(code, Code::Generation);
-        assert!(at.contains(word), "{at}");
-        is_in_place(amdgpu(gc, true));
-        // Without /proc/iomem, it is unknown.
-        is_in_place(file(amdgpu(gc, false), capture::MEMORY, None));
+fn no_page_of_amdgpu_is_reached_in_place() {
+    for id in [0x687f, 0x7408, 0x74a1, 0x744c] {
+        for p2p in [None, Some("Y"), Some("N")] {
+            let mut host = gpu("amdgpu", id);
+            if p2p.is_some() {
+                host = file(host, capture::AMDGPU_P2P, p2p);
+            }
+            let (code, at, next) = refused(host);
+            assert_eq!(code, Code::Driver);
+            assert!(at.contains("HDP"), "{at}");
+            assert!(next.contains("ibv_reg_dmabuf_mr()"), "{next}");
+        }
     }
-    // Only one reason is reported.
-    let host = amdgpu(Some("10.3.0"), false);
-    let options = host.0.read(capture::OPTIONS).unwrap();
-    let options = options.replace("CONFIG_HSA_AMD_SVM=y", "");
-    let (code, ..) = refused(file(host, capture::OPTIONS, Some(&options)));
-    assert_eq!(code, Code::KernelOption);
-    let (_, _, next) = refused(amdgpu(Some("9.4.2"), false));
-    assert!(next.contains("xGMI"), "{next}");
-    for gc in ["9.4.3", "12.0.1"] {
-        let (_, at, next) = refused(amdgpu(Some(gc), true));
-        assert!(at.contains("caches"), "{at}");
-        assert!(!next.contains("MI300"), "{next}");
-    }
-}
-
-#[test]
-fn memory_of_apus_is_behind_no_bar() {
-    for gc in ["9.3.0", "10.3.6", "11.0.1", "11.5.1"] {
-        let (_, at, _) = refused(amdgpu(Some(gc), true));
-        assert!(at.contains("APU"), "{at}");
-    }
-    // Its firmware may not report the version.
-    let raven = || file(gpu("amdgpu", 0x15d8), capture::MEMORY, Some(GPU));
-    let (_, at, _) = refused(raven());
-    assert!(at.contains("APU"), "{at}");
-    // In a guest, an APU's memory is behind a BAR.
-    let cpu = "vendor_id : AuthenticAMD\ncpu family : 25\nflags : hypervisor";
-    is_in_place(file(raven(), capture::CPU, Some(cpu)));
 }
 
 #[test]
 fn nearly_no_page_is_in_a_small_bar() {
     let small = "0x90000000 0x9fffffff 0x0\n".repeat(3);
-    for (host, number) in [(amdgpu(Some("10.3.0"), true), 0), (gpu("xe", 0xe20b), 2)] {
-        let host = host.file(GPU, "resource", &small);
-        let host = host.file(GPU, "mem_info_vram_total", "17179869184");
-        let (_, all) = told(host);
-        let all: Vec<_> = all.iter().filter(|o| o.code == Code::BarSmall).collect();
-        assert_eq!(all.len(), 1, "BAR {number}");
-        assert!(all[0].at[0].contains(&host::size(16 << 30)), "{all:?}");
-        assert!(all[0].at[0].contains("nearly all of them"), "{all:?}");
-    }
+    let host = gpu("xe", 0xe20b).file(GPU, "resource", &small);
+    let host = host.file(GPU, "tile0/physical_vram_size_bytes", "17179869184");
+    let (_, all) = told(host);
+    let all: Vec<_> = all.iter().filter(|o| o.code == Code::BarSmall).collect();
+    let [small] = &all[..] else {
+        panic!("{all:?}");
+    };
+    assert!(small.at[0].contains(&host::size(16 << 30)), "{small:?}");
+    assert!(small.at[0].contains("nearly all of them"), "{small:?}");
 }
 
 #[test]
@@ -250,7 +189,7 @@ fn a_nic_needs_its_rdma_part() {
 #[test]
 fn a_bar_without_an_address_blocks() {
     let none = "0x0 0x0 0x0\n".repeat(6);
-    let host = amdgpu(Some("9.4.2"), true).file(GPU, "resource", &none);
+    let host = gpu("amdgpu", 0x7408).file(GPU, "resource", &none);
     let (report, _) = common::report(host.0);
     let pair = |kind| report.pairs.iter().find(|pair| pair.kind == kind).unwrap();
     for kind in [PairKind::GpuNic, PairKind::GpuNvme] {

@@ -99,23 +99,6 @@ fn the_rules_are_the_kernels() {
             ],
         ),
         (
-            "drivers/gpu/drm/amd/amdkfd/kfd_migrate.c",
-            &[
-                "if (!pcie_p2p)",
-                "if (!svm_range_vram_coherent(adev))",
-                "adev->gmc.aper_base != pci_resource_start(pdev, 0))",
-                "if (amdgpu_ip_version(adev, GC_HWIP, 0) < IP_VERSION(9, 0, 1))",
-            ],
-        ),
-        (
-            "drivers/gpu/drm/amd/amdkfd/kfd_svm.c",
-            &[
-                "return gc_ip_version < IP_VERSION(9, 4, 3) ||",
-                "(gc_ip_version >= IP_VERSION(10, 0, 0) &&",
-                "gc_ip_version < IP_VERSION(12, 0, 0));",
-            ],
-        ),
-        (
             "drivers/gpu/drm/nouveau/nouveau_svm.c",
             &["device.info.family > NV_DEVICE_INFO_V0_PASCAL)"],
         ),
@@ -138,28 +121,21 @@ fn between<'a>(line: &'a str, begin: &str, end: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn apus_are_those_of_amdgpu() {
-    let folder = "drivers/gpu/drm/amd/amdgpu";
-    let Some(discovery) = source(&format!("{folder}/amdgpu_discovery.c")) else {
-        return;
-    };
+fn pages_are_reached_with_the_drivers_that_tell_where_they_are() {
     let known = Known::read().unwrap();
-    let (before, _) = discovery.split_once("adev->flags |= AMD_IS_APU;").unwrap();
-    let cases = before.lines().rev().skip(1);
-    let mut versions: Vec<_> = cases
-        .map_while(|line| between(line, "case IP_VERSION(", ")"))
-        .map(|version| version.replace(", ", "."))
-        .collect();
-    versions.reverse();
-    assert!(versions.len() > 15, "{versions:?}");
-    assert_eq!(known.apu.gc, versions);
-    let ids = source(&format!("{folder}/amdgpu_drv.c")).unwrap();
-    let ids: Vec<_> = ids
-        .lines()
-        .filter(|line| line.contains("CHIP_RAVEN|AMD_IS_APU"))
-        .filter_map(|line| number(between(line, "{ PCI_DEVICE(0x1002, ", ")")?))
-        .collect();
-    assert_eq!(known.apu.ids, ids);
+    let reached = known.drivers();
+    let reached: Vec<_> = reached.split(", ").collect();
+    for (driver, file) in [
+        ("nouveau", "nouveau/nouveau_dmem.c"),
+        ("xe", "xe/xe_svm.c"),
+        ("amdgpu", "amd/amdkfd/kfd_migrate.c"),
+    ] {
+        let Some(source) = source(&format!("drivers/gpu/drm/{file}")) else {
+            return;
+        };
+        let tells = source.contains("device_private_dma_phys = ");
+        assert_eq!(reached.contains(&driver), tells, "{driver}");
+    }
 }
 
 /// The IDs in a macro of pciids.h, which may name other macros.

@@ -162,8 +162,9 @@ fn gpus(seen: &doctor::Host, known: &Known) -> (Vec<String>, Vec<Finding>) {
         }
         let check = format!("gpu {}", gpu.address);
         findings.push(finding(&check, state, found, &next));
+        // A BAR helps only if the driver gives peers pages in it.
         let driver = gpu.driver.as_deref().and_then(|name| known.driver(name));
-        if let Some(driver) = driver
+        if let Some(driver) = driver.filter(|driver| driver.not.is_none())
             && let Some(number) = driver.bar
         {
             findings.push(bar(gpu, number, driver.pages));
@@ -213,7 +214,6 @@ fn gpu_memory(seen: &doctor::Host, known: &Known, gpu: &Device) -> (State, Strin
     if let Some(refusal) = gpu::refusals(seen, known, driver, gpu).into_iter().next() {
         let why = match refusal.code {
             Code::KernelOption => format!("{name} without {}", refusal.why),
-            Code::Policy => format!("{name} is told not to: {}", refusal.why),
             _ => format!("{name}: {}", refusal.why),
         };
         return (State::Missing, format!("{ids}, {why}"), refusal.next);
@@ -223,8 +223,8 @@ fn gpu_memory(seen: &doctor::Host, known: &Known, gpu: &Device) -> (State, Strin
         let kind = kind.map_or("unknown", |kind| &kind.name);
         return (State::Ok, format!("{ids}, {kind}, nouveau"), String::new());
     }
-    // amdgpu reserves addresses for its pages when it is loaded. xe does so when the first
-    // program creates a VM with page faults.
+    // xe reserves addresses for its pages when the first program creates a VM with page
+    // faults, the test GPU when it is loaded.
     if seen.has_device_memory(gpu) == Some(true) {
         (
             State::Ok,

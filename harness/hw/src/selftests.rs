@@ -58,12 +58,8 @@ pub fn run(paths: &Paths, ui: &Ui, host: &Host, pair: &Pair) -> Result<Vec<Outco
 
 /// Environment variables that tell the selftests the devices and the path.
 pub fn environment(pair: &Pair) -> Vec<(&'static str, String)> {
-    let plugin = match &*pair.driver {
-        "amdgpu" => "amdkfd",
-        other => other,
-    };
     let mut environment = vec![
-        ("P2PTEST_GPU", format!("{plugin}@{}", pair.gpu)),
+        ("P2PTEST_GPU", format!("{}@{}", pair.driver, pair.gpu)),
         ("P2P_VERBS_DEVICE", pair.nic.clone()),
         ("P2P_VERBS_PORT", pair.port.clone()),
     ];

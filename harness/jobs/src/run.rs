@@ -128,6 +128,7 @@ fn boot(job: &Job<'_>, booter: &Booter<'_>) -> Result<RunResult> {
             models: job.spec.models(),
             append: &append(job, booter.machine),
             icount: job.spec.icount.as_deref(),
+            cpus: job.spec.cpus,
             coverage: job.spec.coverage,
             job: script(job, booter)?,
             limit: Duration::from_secs(job.spec.limit),

@@ -21,6 +21,7 @@ pub fn shell(job: &Job<'_>, booter: &Booter<'_>, debug: bool) -> Result<()> {
         models: job.spec.models(),
         append: &append(job, booter.machine),
         icount: job.spec.icount.as_deref(),
+        cpus: job.spec.cpus,
         coverage: false,
         job: prepare(job, booter),
         limit: Duration::MAX,

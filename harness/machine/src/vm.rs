@@ -65,6 +65,8 @@ pub struct Boot<'a> {
     pub append: &'a [String],
     /// QEMU's `-icount`, if it differs from the machine's.
     pub icount: Option<&'a str>,
+    /// How many processors, if not as many as the machine has.
+    pub cpus: Option<u32>,
     /// Whether QEMU logs the executed code, for [`patches::coverage`].
     pub coverage: bool,
     /// Lines of shell. harness/guest/lib.sh defines the functions for them.
@@ -349,7 +351,8 @@ impl Booter<'_> {
         // QEMU's arguments decide about KVM. vng cannot use the virtiofsd of Debian 12.
         command.args(["--disable-kvm", "--force-9p", "--verbose", "--rwdir", "out"]);
         command.args(["--memory", &self.machine.memory]);
-        command.args(["--cpus", &self.machine.cpus.to_string()]);
+        let cpus = boot.cpus.unwrap_or(self.machine.cpus);
+        command.args(["--cpus", &cpus.to_string()]);
         let qemu = match boot.kind {
             Kind::Counting => self.qemu.map(Path::to_owned),
             Kind::Parallel => Some(setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu)?),

@@ -82,6 +82,8 @@ pub struct Spec {
     pub coverage: bool,
     /// QEMU's `-icount`, if it differs from the machine's.
     pub icount: Option<String>,
+    /// How many processors the machine has, if not as many as machine.toml says.
+    pub cpus: Option<u32>,
     /// Added to the kernel's command line.
     #[serde(default)]
     pub append: Vec<String>,

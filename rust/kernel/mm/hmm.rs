@@ -21,7 +21,8 @@
 //! only the owner gets to see it. An alias is memory of another device, a *peer*, that can be
 //! reached by DMA through a window in the peer's PCI BAR. It is reported if the caller names the
 //! device that will do the DMA, see [`Request::try_p2p`], and if that device can reach it. In all
-//! other cases the page is migrated to host memory.
+//! other cases the page is migrated to host memory. With [`Access::Snapshot`] it stays where it is,
+//! and is [`Pfn::None`].
 //!
 //! Start at [`IntervalNotifier::fault`], and see [`dma`] for turning the result into addresses that
 //! a device can use. [`DmaMap`](dma::DmaMap) has an example of all steps. The driver of a device
@@ -146,7 +147,7 @@ impl<'a> Request<'a> {
     /// Permits aliases that `dev` can reach, where a page is device private memory of someone else.
     ///
     /// It is a permission, not a demand. A page that `dev` cannot reach is migrated to host memory,
-    /// and [`Valid::p2p_result`] tells why.
+    /// or is [`Pfn::None`] with [`Access::Snapshot`]. [`Valid::p2p_result`] tells why.
     pub const fn try_p2p(mut self, dev: &'a Device<Bound>) -> Self {
         self.peer = Some(dev);
         self

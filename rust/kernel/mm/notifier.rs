@@ -167,7 +167,8 @@ impl<T: Ops> IntervalNotifier<T> {
     /// [`Ops::invalidate`] may be called before this returns. Fails with [`EINVAL`] if the range is
     /// empty.
     ///
-    /// This takes the `mmap_lock` of `mm` for writing if it is the first notifier there.
+    /// If it is the first notifier there, this takes the `mmap_lock` of `mm` for writing, and can
+    /// fail with [`ENOMEM`], or with [`EINTR`] if the thread has a signal or is to be frozen.
     ///
     /// # Safety
     ///

@@ -251,7 +251,7 @@ unsafe impl Sync for FreeMemRegion {}
 ///
 /// # Invariants
 ///
-/// - `pgmap` is initialised, and the first field of it that `container_of!` needs does not move.
+/// - `pgmap` is initialised and pinned, so that `container_of!` leads from it to `Self`.
 /// - While the pagemap exists, `memremap_pages()` has created `nr_pages` pages of device private
 ///   memory from the page frame `first_pfn` on, whose pagemap is `pgmap`.
 /// - A page is in use, which is to say that it was initialised by `zone_device_folio_init()` and

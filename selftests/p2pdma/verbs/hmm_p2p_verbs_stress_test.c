@@ -24,7 +24,7 @@
 #include "verbs_fixture.h"
 
 #include <stdarg.h>
-#include <sys/uio.h>
+#include <sys/sysinfo.h>
 
 #define OPS	100000UL
 #define PROCS	6U
@@ -35,6 +35,7 @@
 
 #define WORDS	(P2P_PAGE / sizeof(__u64))
 #define PLACES	32U		/* of pages of one step */
+#define SELDOM	24		/* one of so many */
 
 /*
  * Regions are as far from each other as parts of an implicit region, so that a part
@@ -57,14 +58,38 @@ struct at {
 	const char *op;
 };
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE	25
+#endif
+
+static const struct {
+	const char *name;
+	int advice;
+} advices[] = {
+	{ "cold", MADV_COLD },
+	{ "pageout", MADV_PAGEOUT },
+	{ "hugepage", MADV_HUGEPAGE },
+	{ "nohugepage", MADV_NOHUGEPAGE },
+	{ "collapse", MADV_COLLAPSE },
+	{ "willneed", MADV_WILLNEED },
+	{ "populate", MADV_POPULATE_READ },
+};
+
 /* What all processes share */
 struct stress {
 	__u64 seed;
 	__u64 steps;		/* that were begun */
 	__u64 round;		/* ends with so many of them */
 	__u64 late;		/* page faults that ran out of time */
-	__u64 refused;		/* transfers that had to fail, and did */
 	bool stop;		/* something is wrong, and is reported */
+	__u64 refused;		/* transfers that had to fail, and did */
+	/* How often each of these succeeded */
+	__u64 windows;
+	__u64 looks;
+	__u64 prefetches;
+	__u64 forks;
+	__u64 execs;
+	__u64 advices[ARRAY_SIZE(advices)];
 	struct at at[PROCS][ACTORS];
 };
 
@@ -76,6 +101,7 @@ struct proc {
 	unsigned int number;
 	unsigned int slot;
 	struct ibv_mr *implicit;
+	int mem;		/* /proc/self/mem */
 	/* What begins each page, or 0 */
 	__u64 want[REGIONS][P2P_HUGE / P2P_PAGE];
 };
@@ -131,6 +157,11 @@ static void wrong(struct actor *a, const char *fmt, ...)
 	fprintf(TH_LOG_STREAM,
 		"# seed %llu, process %u, thread %u, step %llu, %s: %s\n",
 		stress->seed, a->proc->number, a->number, a->step, a->op, text);
+}
+
+static void count(__u64 *n)
+{
+	__atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
 }
 
 static unsigned int dice(struct actor *a, unsigned int sides)
@@ -412,8 +443,10 @@ static void prefetch_run(struct actor *a, const struct run *run,
 		.lkey = mr->lkey,
 	};
 
-	ibv_advise_mr(a->proc->self.v.pd, advice[dice(a, ARRAY_SIZE(advice))],
-		      dice(a, 2) ? IBV_ADVISE_MR_FLAG_FLUSH : 0, &sge, 1);
+	if (!ibv_advise_mr(a->proc->self.v.pd,
+			   advice[dice(a, ARRAY_SIZE(advice))],
+			   dice(a, 2) ? IBV_ADVISE_MR_FLAG_FLUSH : 0, &sge, 1))
+		count(&stress->prefetches);
 }
 
 static void prefetch(struct actor *a)
@@ -441,12 +474,10 @@ static void refused(struct actor *a, const struct run *run,
 	if (status <= 0)
 		wrong(a, "a transfer that is not allowed: %s",
 		      verbs_str(status));
-	__atomic_fetch_add(&stress->refused, 1, __ATOMIC_RELAXED);
+	count(&stress->refused);
 	expect(a, "unlink", verbs_unlink(&a->link));
 	expect(a, "link", verbs_link(&a->proc->self.v, &a->link));
 }
-
-#define SELDOM	24
 
 static void unmap(struct actor *a)
 {
@@ -537,6 +568,8 @@ static void reap(struct actor *a)
 		wrong(a, "waitpid: %s", strerror(errno));
 	else if (status)
 		wrong(a, "a child ended with status %#x", status);
+	else
+		count(&stress->forks);
 	a->child = 0;
 }
 
@@ -603,28 +636,30 @@ static void any_to_host(struct actor *a)
 static void any_look(struct actor *a)
 {
 	struct run run = pick_any(a);
-	struct iovec local = { a->data, P2P_PAGE };
-	struct iovec remote = { run.p, P2P_PAGE };
 
-	process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
+	if (pread(a->proc->mem, a->data, P2P_PAGE, (uintptr_t)run.p) == P2P_PAGE)
+		count(&stress->looks);
 }
-
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE	25
-#endif
 
 static void any_advice(struct actor *a)
 {
-	static const int advice[] = {
-		MADV_COLD, MADV_PAGEOUT, MADV_HUGEPAGE, MADV_NOHUGEPAGE,
-		MADV_COLLAPSE, MADV_WILLNEED, MADV_POPULATE_READ,
-	};
+	unsigned int i = dice(a, ARRAY_SIZE(advices));
 	struct run run = pick_any(a);
-	int which = advice[dice(a, ARRAY_SIZE(advice))];
 
-	if (which == MADV_COLLAPSE)
+	if (advices[i].advice == MADV_COLLAPSE)
 		run = run_at(a, 0, 0, region_pages[0]);
-	madvise(run.p, run.len, which);
+	if (!madvise(run.p, run.len, advices[i].advice))
+		count(&stress->advices[i]);
+}
+
+/* Another program takes the place of this one, whatever its other threads do */
+static void exec_program(struct actor *a)
+{
+	if (dice(a, SELDOM))
+		return;
+	count(&stress->execs);
+	execl("/bin/true", "true", NULL);
+	wrong(a, "exec: %s", strerror(errno));
 }
 
 static void any_prefetch(struct actor *a)
@@ -667,6 +702,7 @@ static const struct op mover_ops[] = {
 	{ "look at any", any_look, 3 },
 	{ "advice on any", any_advice, 2 },
 	{ "prefetch any", any_prefetch, 1 },
+	{ "exec", exec_program, 1 },
 	{ }
 };
 
@@ -746,6 +782,8 @@ static void process(struct __test_metadata *_metadata, VERBS_SELF *self,
 	proc->number = number;
 	proc->slot = number % PROCS;
 	verbs_own(_metadata, self, &proc->self);
+	proc->mem = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+	ASSERT_LE(0, proc->mem);
 	for (i = 0; i < REGIONS; i++) {
 		run = (struct run){
 			.p = region(i),
@@ -808,6 +846,8 @@ static void disturb(struct __test_metadata *_metadata, VERBS_SELF *self,
 		size = dice(a, 3) * P2P_HUGE;
 	ret = p2p_gpu_window(&self->gpu, 0, size);
 	ASSERT_TRUE(!ret || ret == -EBUSY);
+	if (!ret)
+		count(&stress->windows);
 	p2p_sleep_ms(5 + dice(a, 200));
 }
 
@@ -858,8 +898,23 @@ static unsigned int stress_round(struct __test_metadata *_metadata,
 	return number + PROCS;
 }
 
+/* Pages, since boot */
+static __u64 swapped_out(void)
+{
+	FILE *f = fopen("/proc/vmstat", "re");
+	__u64 pages = 0;
+	char line[64];
+
+	while (f && fgets(line, sizeof(line), f))
+		sscanf(line, "pswpout %llu", &pages);
+	if (f)
+		fclose(f);
+	return pages;
+}
+
 TEST_F_TIMEOUT(verbs_stress, all, TIMEOUT_S)
 {
+	__u64 swapped = swapped_out();
 	__u64 minutes = number_from("P2P_STRESS_MINUTES", 0);
 	__u64 ops = number_from("P2P_STRESS_OPS", OPS);
 	VERBS_SELF *verbs = &self->verbs;
@@ -869,6 +924,8 @@ TEST_F_TIMEOUT(verbs_stress, all, TIMEOUT_S)
 	unsigned int number = PROCS;
 	struct verbs_mark mark;
 	__u64 met = 0, used, moved;
+	struct sysinfo sys;
+	bool swap;
 	int i;
 
 	stress = mmap(NULL, sizeof(*stress), PROT_READ | PROT_WRITE,
@@ -876,6 +933,8 @@ TEST_F_TIMEOUT(verbs_stress, all, TIMEOUT_S)
 	ASSERT_NE(MAP_FAILED, (void *)stress);
 	stress->seed = number_from("P2P_STRESS_SEED", 1);
 	ksft_print_msg("stress: seed %llu\n", stress->seed);
+	ASSERT_EQ(0, sysinfo(&sys));
+	swap = sys.totalswap;
 	verbs_mark(_metadata, verbs, &mark);
 	do
 		number = stress_round(_metadata, verbs, &actor, number);
@@ -889,6 +948,13 @@ TEST_F_TIMEOUT(verbs_stress, all, TIMEOUT_S)
 		met += mark.stats.pages[i];
 	used = mark.stats.pages[P2PTEST_REASON_BUS_ADDR] +
 	       mark.stats.pages[P2PTEST_REASON_HOST_BRIDGE];
+	printf("# stress: %llu windows, %llu looks, %llu prefetches, %llu forks, %llu execs",
+	       stress->windows, stress->looks, stress->prefetches,
+	       stress->forks, stress->execs);
+	printf(", %llu pages swapped out", swapped_out() - swapped);
+	for (i = 0; i < (int)ARRAY_SIZE(advices); i++)
+		printf(", %llu %s", stress->advices[i], advices[i].name);
+	printf("\n");
 	ksft_print_msg("stress: seed %llu, %llu steps of %u processes in %llu s",
 		       stress->seed, stress->steps, number - PROCS,
 		       (p2p_now_ms() - start) / 1000);
@@ -896,7 +962,27 @@ TEST_F_TIMEOUT(verbs_stress, all, TIMEOUT_S)
 	       met, used, moved);
 	printf(", %llu transfers refused, %llu page faults too late\n",
 	       stress->refused, stress->late);
-	EXPECT_FALSE(stopped());
+	ASSERT_FALSE(stopped());
+	/* What may fail at times must not fail each time */
+	EXPECT_LT(0U, moved);
+	EXPECT_LT(0U, stress->refused);
+	EXPECT_LT(0U, stress->windows);
+	EXPECT_LT(0U, stress->looks);
+	EXPECT_LT(0U, stress->prefetches);
+	EXPECT_LT(0U, stress->forks);
+	EXPECT_LT(0U, stress->execs);
+	for (i = 0; i < (int)ARRAY_SIZE(advices); i++) {
+		/* Without swap there is nothing to read ahead */
+		if (!swap && advices[i].advice == MADV_WILLNEED)
+			continue;
+		EXPECT_LT(0U, stress->advices[i]) {
+			TH_LOG("advice %d", advices[i].advice);
+		}
+	}
+	if (swap)
+		EXPECT_LT(0U, swapped_out() - swapped);
+	if (verbs->has_p2p)
+		EXPECT_LT(0U, met);
 }
 
 TEST_HARNESS_MAIN

@@ -295,7 +295,7 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
         ),
         None if gpu.config.is_readable() => (
             ", and it cannot be resized".to_owned(),
-            "pages outside of it go to host memory; nothing but another GPU helps".to_owned(),
+            "peers cannot reach what is outside of it; only another GPU helps".to_owned(),
         ),
         None => (
             String::new(),

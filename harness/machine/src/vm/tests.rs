@@ -123,6 +123,7 @@ fn with_machine<T>(
         models: Models::default(),
         append: &[],
         icount: None,
+        cpus: None,
         coverage: false,
         job: "run x true".into(),
         limit: Duration::from_secs(limit),
@@ -181,6 +182,24 @@ fn what_the_machine_is_made_of() {
     machine
         .append(Kind::Counting)
         .for_each(|it| said("--append", it));
+}
+
+#[test]
+fn a_job_may_ask_for_more_processors() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let machine = plan::topology::Topologies::read(&repository)
+        .unwrap()
+        .machine;
+    for (cpus, expected) in [(None, machine.cpus), (Some(7), 7)] {
+        let boot = |booter: &Booter<'_>, boot: &Boot<'_>| {
+            let job = boot.job.clone();
+            let boot = Boot { cpus, job, ..*boot };
+            booter.boot(&boot, &booter.ui.step("test")).unwrap()
+        };
+        let (_dir, ran) = with_machine(Kind::Counting, "echo \"$*\"", 20, "exit 2", boot);
+        let words = format!("--cpus {expected} ");
+        assert!(ran.console.contains(&words), "{words}: {}", ran.console);
+    }
 }
 
 #[test]

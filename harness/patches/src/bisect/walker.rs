@@ -302,6 +302,7 @@ impl Walker<'_> {
                 models: Models::default(),
                 append: &[],
                 icount: None,
+                cpus: None,
                 coverage: false,
                 job: "uname -a >\"$out/uname\"\n".to_owned(),
                 limit: Duration::from_secs(180),

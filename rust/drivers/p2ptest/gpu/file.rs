@@ -100,7 +100,11 @@ impl MiscDevice for GpuFile {
 
 impl GpuFile {
     fn info(&self, gpu: &Gpu<'_>, arg: UserSlice) -> Result {
-        let window = gpu.map.pool().hardware().visible();
+        let window = {
+            // Its two ends change one after the other.
+            let _moving = gpu.moving.lock();
+            gpu.map.pool().hardware().visible()
+        };
         let usage = gpu.map.pool().usage();
         let used = gpu.map.nr_in_use();
         let counters = &gpu.map.counters;

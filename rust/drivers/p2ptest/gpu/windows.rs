@@ -59,6 +59,8 @@ impl<'bound> Bar<'bound> {
     }
 
     /// Returns which bytes of the memory peers may reach.
+    ///
+    /// Callers hold [`Gpu::moving`](super::Gpu::moving).
     pub(crate) fn visible(&self) -> Range<u64> {
         self.start.load(Relaxed)..self.end.load(Relaxed)
     }

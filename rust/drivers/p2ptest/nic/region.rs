@@ -59,7 +59,7 @@ pub(crate) struct Permissions {
 /// this is the user lock, what is there is valid.
 pub(crate) struct PageTable<'bound> {
     dma: DmaMap<'bound>,
-    /// A [`P2pResult`] per page: what the last fault of it met that met anything.
+    /// A [`P2pResult`] per page: the last one of the page that was not `None`.
     reasons: KVVec<u8>,
 }
 

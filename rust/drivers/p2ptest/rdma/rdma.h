@@ -31,7 +31,7 @@
  * @regs: registers, in BAR 0
  * @page: memory by which bytes get in and out of the device's buffer
  * @page_dma: where the device finds @page
- * @lock: one transfer at a time. Whoever has it may rely on that no DMA is in
+ * @lock: one transfer at a time. Its holder may rely on no DMA being in
  *	flight. It is taken in MMU notifiers: nobody may allocate memory or
  *	access user memory while it is held.
  * @max_transfer: how many bytes a transfer can copy

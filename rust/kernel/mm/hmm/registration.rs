@@ -67,7 +67,6 @@ use crate::{
         Mm,
         MmWithUser, //
     },
-    new_mutex,
     page::{
         PAGE_SHIFT,
         PAGE_SIZE, //
@@ -78,6 +77,9 @@ use crate::{
             Atomic,
             Relaxed, //
         },
+        static_lock_class,
+        LockClassKey,
+        Mutex,
         MutexGuard, //
     }, //
 };
@@ -205,7 +207,7 @@ pub struct Stats {
 pub struct Table<'bound, S> {
     /// [`None`] when the registration is closed.
     dma: Option<DmaMap<'bound>>,
-    /// A [`P2pResult`] per page: what the last fault of it met that met anything.
+    /// A [`P2pResult`] per page: the last one of the page that was not `None`.
     results: KVVec<u8>,
     stats: Stats,
     state: S,
@@ -427,6 +429,13 @@ pub struct Registration<'bound, T: Ops> {
     notifier: IntervalNotifier<Inner<'bound, T>>,
 }
 
+/// Neither generic nor inlined: there is one class, in whatever module a registration is, and
+/// lockdep wants its name to be one object, too.
+#[inline(never)]
+fn lock_class() -> (&'static CStr, Pin<&'static LockClassKey>) {
+    (c"Registration::table", static_lock_class!())
+}
+
 impl<'bound, T: Ops> Registration<'bound, T> {
     /// Registers the addresses `range` of `mm`, aligned to pages, for DMA by `dev`.
     ///
@@ -435,6 +444,7 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     /// - [`EINVAL`]: the range is empty, or not aligned.
     /// - [`E2BIG`]: the range is too large.
     /// - [`EOPNOTSUPP`]: the device cannot address all memory, or is not coherent.
+    /// - [`ENOMEM`], or [`EINTR`] if the thread has a signal: see [`IntervalNotifier::new`].
     ///
     /// # Safety
     ///
@@ -478,7 +488,8 @@ impl<'bound, T: Ops> Registration<'bound, T> {
                 options,
                 revoking: Atomic::new(0),
             };
-            let lock = new_mutex!(table, "hmm::registration");
+            let (name, key) = lock_class();
+            let lock = Mutex::new(table, name, key);
 
             Ok(try_pin_init!(Self {
                 // SAFETY: As for this function.

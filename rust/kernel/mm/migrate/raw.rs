@@ -53,7 +53,7 @@ impl Arrays {
         })
     }
 
-    /// Releases the new folios from entry `range.start` on.
+    /// Releases the new folios of `dst`, and clears their entries.
     ///
     /// # Safety
     ///
