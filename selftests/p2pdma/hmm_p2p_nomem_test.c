@@ -547,7 +547,7 @@ TEST_F_TIMEOUT(p2p_nomem, nic_comes, TIMEOUT_S)
 	EXPECT_LT(10U, nomem->failed);
 }
 
-/* Last: the module has lost its parameters then */
+/* Must be last: it reloads the module without its parameters */
 TEST_F_TIMEOUT(p2p_nomem, nic_loads, TIMEOUT_S)
 {
 	struct nomem *nomem = &self->nomem;

@@ -609,7 +609,7 @@ static void unanswered(struct __test_metadata *_metadata, P2P_SELF *self,
 	if (poll_fd.fd < 0 && access(UFFD_SYSCTL, F_OK))
 		_exit(KSFT_SKIP);
 	ASSERT_LE(0, poll_fd.fd);
-	/* It shares the file, and so sees that the fault waits */
+	/* The child shares the userfaultfd, so it can tell when the fault waits */
 	pid = p2p_fork_child(_metadata);
 	if (!pid) {
 		if (poll(&poll_fd, 1, -1) == 1 && write(waits[1], "", 1) == 1)

@@ -11,7 +11,8 @@
  *	P2P_STRESS_SEED		1 unless it is set
  *	P2P_STRESS_OPS		calls of each test
  *
- * Attackers only ask for objects: nobody rings a doorbell of them.
+ * These attackers only create objects. The attacker of foreign_keys also has the
+ * device transfer, with the victim's keys and those above them.
  */
 #include "verbs_fixture.h"
 
@@ -42,6 +43,8 @@ enum { PLAIN, READ_ONLY, NONE, SHARED, OUT, ARENAS };
 /* What all of them share */
 struct shared {
 	unsigned char *secret;	/* address in the victim */
+	__u32 lkey;		/* of the victim */
+	__u32 rkey;
 	unsigned int random;
 	unsigned long calls;
 	unsigned long good[2];
@@ -73,6 +76,8 @@ static void victim(struct __test_metadata *_metadata, SELF *self)
 	verbs_buf_init(_metadata, &own, &secret, PAGES, OTHER, VERBS_ODP);
 	verbs_buf_init(_metadata, &own, &data, PAGES, BEFORE, VERBS_REMOTE);
 	shared->secret = secret.p;
+	shared->lkey = secret.mr->lkey;
+	shared->rkey = secret.mr->rkey;
 	store(shared->ready, true);
 	while (!load(shared->end) && !_metadata->exit_code) {
 		ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, secret.p, secret.len / 2));
@@ -727,6 +732,68 @@ static void attack(struct __test_metadata *_metadata, SELF *self,
 			TH_LOG("%s: %lu", strerror(err), ends[err]);
 	/* They did get beyond the checks of their arguments */
 	EXPECT_LT(ops / 100, shared->good[1]);
+}
+
+/* The index of a key is in the upper bits, a variant of it in the lower 8 */
+#define KEYS		64U
+
+/* A transfer with a key of somebody else fails, and nothing has come by it */
+static void foreign_key(struct __test_metadata *_metadata, SELF *self,
+			struct attacker *a, struct verbs_link *link, __u32 key,
+			bool remote, enum ibv_wr_opcode op, struct ibv_mr *mr)
+{
+	struct ibv_mr fake = { .lkey = key, .rkey = key };
+	struct verbs_end theirs = { self->shared->secret, &fake };
+	struct verbs_end mine = { self->arena[PLAIN], mr };
+	int status;
+
+	status = verbs_do(link, op, remote ? mine : theirs,
+			  remote ? theirs : mine, P2P_PAGE);
+	ASSERT_LT(0, status)
+		TH_LOG("key %#x: %s", key, verbs_str(status));
+	ASSERT_EQ(P2P_PAGE, p2p_compare(self->arena[PLAIN], AFTER, 0, P2P_PAGE))
+		TH_LOG("key %#x", key);
+	ASSERT_EQ(0, verbs_unlink(link));
+	ASSERT_EQ(0, verbs_link(&a->v, link));
+}
+
+/*
+ * He reads and writes by keys of the victim as if they were his own, as the one who
+ * asks and as the one who is asked. The device has to compare protection domains.
+ * The victim checks that its memory has not changed.
+ */
+TEST_F_TIMEOUT(verbs_fuzz, foreign_keys, TIMEOUT_S)
+{
+	static const enum ibv_wr_opcode ops[] = {
+		IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+	};
+	struct shared *shared = self->shared;
+	struct verbs_link link;
+	struct attacker a = { };
+	unsigned int i, op;
+	struct ibv_mr *mr;
+	__u32 off;
+
+	setenv("P2P_VERBS_DEVICE",
+	       ibv_get_device_name(self->verbs.v.ctx->device), 1);
+	ASSERT_EQ(NULL, verbs_open(&a.v));
+	ASSERT_EQ(0, verbs_link(&a.v, &link));
+	mr = ibv_reg_mr(a.v.pd, self->arena[PLAIN], ARENA_LEN, VERBS_ODP);
+	ASSERT_NE(NULL, mr);
+	p2p_fill(self->arena[PLAIN], AFTER, 0, ARENA_LEN);
+	for (i = 0; i < KEYS; i++) {
+		/* The victim's own keys first, then other indices and variants */
+		off = ((i / 4) << 8) + (i % 4);
+		for (op = 0; op < ARRAY_SIZE(ops); op++) {
+			foreign_key(_metadata, self, &a, &link,
+				    shared->rkey + off, true, ops[op], mr);
+			foreign_key(_metadata, self, &a, &link,
+				    shared->lkey + off, false, ops[op], mr);
+		}
+	}
+	ASSERT_EQ(0, verbs_unlink(&link));
+	store(shared->end, true);
+	p2p_wait_child(_metadata, self->victim);
 }
 
 TEST_F_TIMEOUT(verbs_fuzz, write, TIMEOUT_S)

@@ -39,7 +39,7 @@
 
 /*
  * Regions are as far from each other as parts of an implicit region, so that a part
- * goes when the device has lost all of a small one. They lie where mmap() looks
+ * is destroyed when no page of its small region is mapped. They lie where mmap() looks
  * last: nobody is given a hole in them.
  */
 #define BASE		0x10000000000UL
@@ -829,7 +829,7 @@ FIXTURE_TEARDOWN_PARENT(verbs_stress)
 	verbs_teardown(_metadata, &self->verbs, NULL);
 }
 
-/* While processes are there, and have no page in VRAM or many */
+/* Change policy and window, with no page in VRAM or with many */
 static void disturb(struct __test_metadata *_metadata, VERBS_SELF *self,
 		    struct actor *a)
 {
