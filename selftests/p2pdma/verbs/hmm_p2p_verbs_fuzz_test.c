@@ -771,6 +771,7 @@ TEST_F_TIMEOUT(verbs_fuzz, foreign_keys, TIMEOUT_S)
 	struct verbs_link link;
 	struct attacker a = { };
 	unsigned int i, op;
+	struct verbs_end own;
 	struct ibv_mr *mr;
 	__u32 off;
 
@@ -780,8 +781,12 @@ TEST_F_TIMEOUT(verbs_fuzz, foreign_keys, TIMEOUT_S)
 	ASSERT_EQ(0, verbs_link(&a.v, &link));
 	mr = ibv_reg_mr(a.v.pd, self->arena[PLAIN], ARENA_LEN, VERBS_ODP);
 	ASSERT_NE(NULL, mr);
+	own = (struct verbs_end){ self->arena[PLAIN], mr };
 	p2p_fill(self->arena[PLAIN], AFTER, 0, ARENA_LEN);
 	for (i = 0; i < KEYS; i++) {
+		/* With his own key it works */
+		ASSERT_EQ(IBV_WC_SUCCESS, verbs_do(&link, IBV_WR_RDMA_WRITE, own,
+						   own, P2P_PAGE));
 		/* The victim's own keys first, then other indices and variants */
 		off = ((i / 4) << 8) + (i % 4);
 		for (op = 0; op < ARRAY_SIZE(ops); op++) {
