@@ -547,34 +547,4 @@ TEST_F_TIMEOUT(p2p_nomem, nic_comes, TIMEOUT_S)
 	EXPECT_LT(10U, nomem->failed);
 }
 
-/* Must be last: it reloads the module without its parameters */
-TEST_F_TIMEOUT(p2p_nomem, nic_loads, TIMEOUT_S)
-{
-	struct nomem *nomem = &self->nomem;
-	P2P_SELF *p2p = &self->p2p;
-	struct p2p_buf buf;
-	int ret;
-
-	p2p_nic_close(&p2p->nic);
-	ret = p2p_module_reload(P2P_NIC_DRIVER, "");
-	if (ret == -ENOENT)
-		SKIP(return, "P2PTEST_MODDIR does not say where modules are");
-	ASSERT_EQ(0, ret);
-	for_each_allocation(nomem, "NIC's module loads") {
-		ASSERT_EQ(0, p2p_module_unload(P2P_NIC_DRIVER));
-		NOMEM_CALL(nomem, ret, p2p_module_load(P2P_NIC_DRIVER, ""));
-		if (ret)
-			ASSERT_EQ(0, p2p_module_load(P2P_NIC_DRIVER, ""));
-	}
-	/* It may be there without its device */
-	p2p_pci_bind(P2P_NIC_DRIVER, self->nic, -1);
-	while (p2p_nic_open(&p2p->nic, 0))
-		p2p_sleep_ms(20);
-	p2p_buf_init(_metadata, p2p, &buf, FEW, BEFORE);
-	p2p_buf_to_vram(_metadata, p2p, &buf);
-	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
-	buf_end(_metadata, p2p, &buf, AFTER);
-	EXPECT_LT(50U, nomem->failed);
-}
-
 TEST_HARNESS_MAIN
