@@ -24,6 +24,9 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
+/* What of this process is merged */
+#define KSM_STAT	"/proc/self/ksm_stat"
+
 /* Only a kernel with userfaultfd has it */
 #define UFFD_SYSCTL	"/proc/sys/vm/unprivileged_userfaultfd"
 
@@ -47,21 +50,6 @@ static int put(const char *path, const char *text)
 		ret = -errno;
 	close(fd);
 	return ret;
-}
-
-static long number_in(const char *path, const char *name)
-{
-	char line[128];
-	long n = -ENOENT;
-	FILE *f = fopen(path, "re");
-
-	if (!f)
-		return -errno;
-	while (fgets(line, sizeof(line), f))
-		if (!strncmp(line, name, strlen(name)))
-			n = strtol(line + strlen(name), NULL, 10);
-	fclose(f);
-	return n;
 }
 
 /* Half in VRAM, and the NIC has written all of it */
@@ -99,7 +87,7 @@ static bool has_swap(void)
 	} header = { .version = 1, .last_page = 4095 };
 	int fd;
 
-	if (number_in("/proc/meminfo", "SwapTotal:") > 0)
+	if (p2p_number_in("/proc/meminfo", "SwapTotal:") > 0)
 		return true;
 	if (put("/sys/block/zram0/disksize", "16M"))
 		return false;
@@ -124,7 +112,7 @@ TEST_F_TIMEOUT(p2p, swap, TIMEOUT_S)
 	half_init(_metadata, self, &buf);
 	/* A mapping of the NIC is no reason to keep a page */
 	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
-	EXPECT_LT(0, number_in("/proc/self/status", "VmSwap:"));
+	EXPECT_LT(0, p2p_number_in("/proc/self/status", "VmSwap:"));
 	EXPECT_EQ(p2p_peer_path(self->path) ? PAGES / 2 : 0,
 		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
 	half_end(_metadata, self, &buf);
@@ -208,7 +196,7 @@ TEST_F_TIMEOUT(p2p, limit, TIMEOUT_S)
 		EXPECT_EQ(i ? SIGKILL : 0, status);
 		EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
 	}
-	EXPECT_LT(0, number_in(CGROUP "/memory.events", "oom_kill "));
+	EXPECT_LT(0, p2p_number_in(CGROUP "/memory.events", "oom_kill "));
 }
 
 #define KSM	"/sys/kernel/mm/ksm/"
@@ -235,11 +223,10 @@ TEST_F_TIMEOUT(p2p, merge, TIMEOUT_S)
 	ASSERT_EQ(1, p2p_gpu_to_vram(&self->gpu, buf.p, P2P_PAGE));
 	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_MERGEABLE));
 	ksm(_metadata, "1");
-	for (i = 0; number_in("/proc/self/ksm_stat", "ksm_merging_pages ") < PAGES - 1;
-	     i++) {
+	for (i = 0; p2p_number_in(KSM_STAT, "ksm_merging_pages ") < PAGES - 1; i++) {
 		ASSERT_GT(1000, i)
-			TH_LOG("%ld merged", number_in("/proc/self/ksm_stat",
-						       "ksm_merging_pages "));
+			TH_LOG("%ld merged",
+			       p2p_number_in(KSM_STAT, "ksm_merging_pages "));
 		p2p_sleep_ms(10);
 	}
 	ksm(_metadata, "0");
@@ -419,7 +406,7 @@ TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
  */
 TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 {
-	long was = number_in(BALANCING, "");
+	long was = p2p_number_in(BALANCING, "");
 	struct p2p_buf buf;
 	unsigned int i;
 	__u64 start;
@@ -905,7 +892,7 @@ TEST_F_TIMEOUT(p2p_cpu, offline, TIMEOUT_S)
 		TH_LOG("moves: %s", strerror(-move.ret));
 	EXPECT_LT(0U, cpu.done);
 	EXPECT_LT(0U, move.done);
-	EXPECT_EQ(1, number_in(CPU1, ""))
+	EXPECT_EQ(1, p2p_number_in(CPU1, ""))
 		TH_LOG("CPU 1 has not come back");
 	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
 	half_end(_metadata, p2p, &buf);

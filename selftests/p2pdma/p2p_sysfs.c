@@ -644,6 +644,27 @@ int p2p_ram_end(__u64 *end)
 	return *end > 1 ? 0 : -EACCES;
 }
 
+long p2p_number_in(const char *path, const char *name)
+{
+	FILE *f = fopen(path, "re");
+	long sum = -ENOENT;
+	char line[256];
+	size_t at;
+
+	if (!f)
+		return -errno;
+	while (fgets(line, sizeof(line), f)) {
+		if (strncmp(line, name, strlen(name)))
+			continue;
+		/* Behind the name, or a number and nothing else */
+		at = strcspn(line, " \t");
+		sum = (sum < 0 ? 0 : sum) +
+		      strtol(line[at] ? line + at : line, NULL, 10);
+	}
+	fclose(f);
+	return sum;
+}
+
 /* Modules */
 
 int p2p_module_load(const char *name, const char *params)

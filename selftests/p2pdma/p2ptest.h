@@ -261,6 +261,8 @@ int p2p_pci_bar(const char *name, int bar, __u64 *start, __u64 *end);
 bool p2p_pci_translated(const char *name);
 /* First physical address above every byte of RAM */
 int p2p_ram_end(__u64 *end);
+/* Sum of the first numbers of the lines that begin with @name, "" for all lines */
+long p2p_number_in(const char *path, const char *name);
 
 /* Load from directory $P2PTEST_MODDIR; -ENOENT if that is not set */
 int p2p_module_load(const char *name, const char *params);

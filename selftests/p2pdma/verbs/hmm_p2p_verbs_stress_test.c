@@ -24,7 +24,6 @@
 #include "verbs_fixture.h"
 
 #include <stdarg.h>
-#include <sys/sysinfo.h>
 
 #define OPS	100000UL
 #define PROCS	6U
@@ -62,17 +61,23 @@ struct at {
 #define MADV_COLLAPSE	25
 #endif
 
-static const struct {
-	const char *name;
-	int advice;
-} advices[] = {
-	{ "cold", MADV_COLD },
-	{ "pageout", MADV_PAGEOUT },
-	{ "hugepage", MADV_HUGEPAGE },
-	{ "nohugepage", MADV_NOHUGEPAGE },
-	{ "collapse", MADV_COLLAPSE },
-	{ "willneed", MADV_WILLNEED },
-	{ "populate", MADV_POPULATE_READ },
+/* What may fail at any one time, and must not fail each time */
+enum {
+	REFUSED, WINDOW, LOOK, PREFETCH, FORK, EXEC,
+	/* As in advices[] */
+	COLD, PAGEOUT, HUGEPAGE, NOHUGEPAGE, COLLAPSE, WILLNEED, POPULATE,
+	COUNTED
+};
+
+static const char *const counted[] = {
+	"transfers refused", "windows", "looks", "prefetches", "forks", "execs",
+	"cold", "pageout", "hugepage", "nohugepage", "collapse", "willneed",
+	"populate",
+};
+
+static const int advices[] = {
+	MADV_COLD, MADV_PAGEOUT, MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE,
+	MADV_WILLNEED, MADV_POPULATE_READ,
 };
 
 /* What all processes share */
@@ -82,14 +87,7 @@ struct stress {
 	__u64 round;		/* ends with so many of them */
 	__u64 late;		/* page faults that ran out of time */
 	bool stop;		/* something is wrong, and is reported */
-	__u64 refused;		/* transfers that had to fail, and did */
-	/* How often each of these succeeded */
-	__u64 windows;
-	__u64 looks;
-	__u64 prefetches;
-	__u64 forks;
-	__u64 execs;
-	__u64 advices[ARRAY_SIZE(advices)];
+	__u64 counts[COUNTED];
 	struct at at[PROCS][ACTORS];
 };
 
@@ -159,9 +157,9 @@ static void wrong(struct actor *a, const char *fmt, ...)
 		stress->seed, a->proc->number, a->number, a->step, a->op, text);
 }
 
-static void count(__u64 *n)
+static void count(unsigned int what)
 {
-	__atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&stress->counts[what], 1, __ATOMIC_RELAXED);
 }
 
 static unsigned int dice(struct actor *a, unsigned int sides)
@@ -446,7 +444,7 @@ static void prefetch_run(struct actor *a, const struct run *run,
 	if (!ibv_advise_mr(a->proc->self.v.pd,
 			   advice[dice(a, ARRAY_SIZE(advice))],
 			   dice(a, 2) ? IBV_ADVISE_MR_FLAG_FLUSH : 0, &sge, 1))
-		count(&stress->prefetches);
+		count(PREFETCH);
 }
 
 static void prefetch(struct actor *a)
@@ -474,7 +472,7 @@ static void refused(struct actor *a, const struct run *run,
 	if (status <= 0)
 		wrong(a, "a transfer that is not allowed: %s",
 		      verbs_str(status));
-	count(&stress->refused);
+	count(REFUSED);
 	expect(a, "unlink", verbs_unlink(&a->link));
 	expect(a, "link", verbs_link(&a->proc->self.v, &a->link));
 }
@@ -569,7 +567,7 @@ static void reap(struct actor *a)
 	else if (status)
 		wrong(a, "a child ended with status %#x", status);
 	else
-		count(&stress->forks);
+		count(FORK);
 	a->child = 0;
 }
 
@@ -638,7 +636,7 @@ static void any_look(struct actor *a)
 	struct run run = pick_any(a);
 
 	if (pread(a->proc->mem, a->data, P2P_PAGE, (uintptr_t)run.p) == P2P_PAGE)
-		count(&stress->looks);
+		count(LOOK);
 }
 
 static void any_advice(struct actor *a)
@@ -646,10 +644,10 @@ static void any_advice(struct actor *a)
 	unsigned int i = dice(a, ARRAY_SIZE(advices));
 	struct run run = pick_any(a);
 
-	if (advices[i].advice == MADV_COLLAPSE)
+	if (advices[i] == MADV_COLLAPSE)
 		run = run_at(a, 0, 0, region_pages[0]);
-	if (!madvise(run.p, run.len, advices[i].advice))
-		count(&stress->advices[i]);
+	if (!madvise(run.p, run.len, advices[i]))
+		count(COLD + i);
 }
 
 /* Another program takes the place of this one, whatever its other threads do */
@@ -657,7 +655,7 @@ static void exec_program(struct actor *a)
 {
 	if (dice(a, SELDOM))
 		return;
-	count(&stress->execs);
+	count(EXEC);
 	execl("/bin/true", "true", NULL);
 	wrong(a, "exec: %s", strerror(errno));
 }
@@ -847,7 +845,7 @@ static void disturb(struct __test_metadata *_metadata, VERBS_SELF *self,
 	ret = p2p_gpu_window(&self->gpu, 0, size);
 	ASSERT_TRUE(!ret || ret == -EBUSY);
 	if (!ret)
-		count(&stress->windows);
+		count(WINDOW);
 	p2p_sleep_ms(5 + dice(a, 200));
 }
 
@@ -899,22 +897,15 @@ static unsigned int stress_round(struct __test_metadata *_metadata,
 }
 
 /* Pages, since boot */
-static __u64 swapped_out(void)
+static long swapped_out(void)
 {
-	FILE *f = fopen("/proc/vmstat", "re");
-	__u64 pages = 0;
-	char line[64];
-
-	while (f && fgets(line, sizeof(line), f))
-		sscanf(line, "pswpout %llu", &pages);
-	if (f)
-		fclose(f);
-	return pages;
+	return p2p_number_in("/proc/vmstat", "pswpout ");
 }
 
 TEST_F_TIMEOUT(verbs_stress, all, TIMEOUT_S)
 {
-	__u64 swapped = swapped_out();
+	bool swap = p2p_number_in("/proc/meminfo", "SwapTotal:") > 0;
+	long swapped = swapped_out();
 	__u64 minutes = number_from("P2P_STRESS_MINUTES", 0);
 	__u64 ops = number_from("P2P_STRESS_OPS", OPS);
 	VERBS_SELF *verbs = &self->verbs;
@@ -924,8 +915,6 @@ TEST_F_TIMEOUT(verbs_stress, all, TIMEOUT_S)
 	unsigned int number = PROCS;
 	struct verbs_mark mark;
 	__u64 met = 0, used, moved;
-	struct sysinfo sys;
-	bool swap;
 	int i;
 
 	stress = mmap(NULL, sizeof(*stress), PROT_READ | PROT_WRITE,
@@ -933,8 +922,6 @@ TEST_F_TIMEOUT(verbs_stress, all, TIMEOUT_S)
 	ASSERT_NE(MAP_FAILED, (void *)stress);
 	stress->seed = number_from("P2P_STRESS_SEED", 1);
 	ksft_print_msg("stress: seed %llu\n", stress->seed);
-	ASSERT_EQ(0, sysinfo(&sys));
-	swap = sys.totalswap;
 	verbs_mark(_metadata, verbs, &mark);
 	do
 		number = stress_round(_metadata, verbs, &actor, number);
@@ -948,39 +935,28 @@ TEST_F_TIMEOUT(verbs_stress, all, TIMEOUT_S)
 		met += mark.stats.pages[i];
 	used = mark.stats.pages[P2PTEST_REASON_BUS_ADDR] +
 	       mark.stats.pages[P2PTEST_REASON_HOST_BRIDGE];
-	printf("# stress: %llu windows, %llu looks, %llu prefetches, %llu forks, %llu execs",
-	       stress->windows, stress->looks, stress->prefetches,
-	       stress->forks, stress->execs);
-	printf(", %llu pages swapped out", swapped_out() - swapped);
-	for (i = 0; i < (int)ARRAY_SIZE(advices); i++)
-		printf(", %llu %s", stress->advices[i], advices[i].name);
+	printf("# stress: %ld pages swapped out", swapped_out() - swapped);
+	for (i = 0; i < COUNTED; i++)
+		printf(", %llu %s", stress->counts[i], counted[i]);
 	printf("\n");
 	ksft_print_msg("stress: seed %llu, %llu steps of %u processes in %llu s",
 		       stress->seed, stress->steps, number - PROCS,
 		       (p2p_now_ms() - start) / 1000);
 	printf(", %llu pages met in VRAM, %llu of them used there, %llu moved",
 	       met, used, moved);
-	printf(", %llu transfers refused, %llu page faults too late\n",
-	       stress->refused, stress->late);
+	printf(", %llu page faults too late\n", stress->late);
 	ASSERT_FALSE(stopped());
-	/* What may fail at times must not fail each time */
 	EXPECT_LT(0U, moved);
-	EXPECT_LT(0U, stress->refused);
-	EXPECT_LT(0U, stress->windows);
-	EXPECT_LT(0U, stress->looks);
-	EXPECT_LT(0U, stress->prefetches);
-	EXPECT_LT(0U, stress->forks);
-	EXPECT_LT(0U, stress->execs);
-	for (i = 0; i < (int)ARRAY_SIZE(advices); i++) {
+	for (i = 0; i < COUNTED; i++) {
 		/* Without swap there is nothing to read ahead */
-		if (!swap && advices[i].advice == MADV_WILLNEED)
+		if (!swap && i == WILLNEED)
 			continue;
-		EXPECT_LT(0U, stress->advices[i]) {
-			TH_LOG("advice %d", advices[i].advice);
+		EXPECT_LT(0U, stress->counts[i]) {
+			TH_LOG("%s: never", counted[i]);
 		}
 	}
 	if (swap)
-		EXPECT_LT(0U, swapped_out() - swapped);
+		EXPECT_LT(0, swapped_out() - swapped);
 	if (verbs->has_p2p)
 		EXPECT_LT(0U, met);
 }

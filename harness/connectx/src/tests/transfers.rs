@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::device::Scheme;
+use crate::device::mkey::Mkey;
 use crate::layout::{Layouts, mkey_to_idx};
 use crate::testing::{PAGE, Pair, Testbed, VRAM};
 
@@ -32,6 +33,12 @@ impl Ends {
             from_key,
             to_key,
         })
+    }
+
+    /// The key of the other end.
+    fn key(&mut self) -> &mut Mkey {
+        let keys = &mut self.bench.device.mkeys;
+        keys.get_mut(&mkey_to_idx(self.to_key)).unwrap()
     }
 
     /// Writes `len` bytes from one end to the other with these keys, and runs.
@@ -195,15 +202,9 @@ fn the_log_tells_of_ats_and_of_relaxed_ordering_for_each_direction() {
         (Some(l.relaxed_ordering_read), (false, false)),
     ];
     for (field, expected) in cases {
-        let key = t
-            .bench
-            .device
-            .mkeys
-            .get_mut(&mkey_to_idx(t.to_key))
-            .unwrap();
-        let before = key.context.clone();
+        let before = t.key().context.clone();
         if let Some(field) = field {
-            field.set(&mut key.context, 1);
+            field.set(&mut t.key().context, 1);
         }
         t.write(t.from_key, t.to_key, 0x20_0000, 8);
         let lines = t.bench.lines();
@@ -212,13 +213,7 @@ fn the_log_tells_of_ats_and_of_relaxed_ordering_for_each_direction() {
             (&last["ats"], &last["ro"]),
             (&expected.0.into(), &expected.1.into())
         );
-        let key = t
-            .bench
-            .device
-            .mkeys
-            .get_mut(&mkey_to_idx(t.to_key))
-            .unwrap();
-        key.context = before;
+        t.key().context = before;
     }
 }
 
