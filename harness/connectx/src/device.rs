@@ -275,7 +275,6 @@ impl Device {
         let is_reset = self.config.starts_flr(at, data);
         if is_reset {
             let config = self.config.after_flr(pci::config());
-            self.witness.excuse();
             self.reset();
             self.config = config;
         } else {

@@ -301,8 +301,8 @@ impl Witness {
     }
 
     /// Bus mastering is on or off. While it is off, a device cannot work for its driver, which is
-    /// a violation. The kernel, however, switches it off just before a function level reset,
-    /// whatever the driver does: [`Self::excuse`].
+    /// a violation, unless a reset follows. The kernel switches it off just before a reset,
+    /// whatever the driver does, and a driver may stop its device that way.
     pub fn bus_master(&mut self, is_on: bool) {
         if !is_on {
             self.held.get_or_insert_default();
@@ -313,16 +313,9 @@ impl Witness {
         }
     }
 
-    /// Drops the violations since bus mastering went off.
-    pub fn excuse(&mut self) {
-        if let Some(held) = &mut self.held {
-            held.clear();
-        }
-    }
-
     /// Records a reset of the function.
     pub fn reset(&mut self) {
-        self.bus_master(true);
+        self.held = None;
         self.line(Event::Reset);
         self.bus_master(false);
     }

@@ -18,6 +18,9 @@
 /* Its driver needs some seconds until a port is active */
 #define BIND_MS		60000
 
+/* In between, page faults and some transfers of RACE_PAGES pages get done */
+#define MOVE_MS		50
+
 static unsigned int rounds(void)
 {
 	const char *text = getenv("P2P_VERBS_ROUNDS");
@@ -536,11 +539,13 @@ static void settle(struct __test_metadata *_metadata, const char *who,
 {
 	size_t i;
 
-	for (i = 0; i < buf->len; i += 64)
+	for (i = 0; i < buf->len; i += 64) {
 		ASSERT_TRUE(!memcmp(buf->p + i, old + i, 64) ||
-			    !memcmp(buf->p + i, new + i, 64))
+			    !memcmp(buf->p + i, new + i, 64)) {
 			TH_LOG("%s: page %zu, byte %zu is neither old nor new",
 			       who, i / P2P_PAGE, i % P2P_PAGE);
+		}
+	}
 	memcpy(buf->want + P2P_PAGE, buf->p, buf->len);
 }
 
@@ -589,9 +594,11 @@ struct user {
 static void user_start(struct __test_metadata *_metadata, VERBS_SELF *verbs,
 		       struct user *user)
 {
+	const size_t half = RACE_PAGES / 2 * P2P_PAGE;
 	struct pollfd found = { .events = POLLIN };
 	int to_parent[2], to_child[2];
 	struct traffic t = { };
+	size_t first = 0;
 	VERBS_SELF own;
 	char c;
 
@@ -604,10 +611,14 @@ static void user_start(struct __test_metadata *_metadata, VERBS_SELF *verbs,
 		traffic_wait(&t, 0);
 		ASSERT_EQ(1, write(to_parent[1], "", 1));
 		found.fd = to_child[0];
-		while (!poll(&found, 1, 1)) {
+		while (!poll(&found, 1, MOVE_MS)) {
 			touch(&t.theirs);
-			ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, t.theirs.p,
-						     t.theirs.len));
+			/* Halves change places: that shows what goes to an old place */
+			ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, t.theirs.p + first,
+						     half));
+			first = half - first;
+			ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, t.theirs.p + first,
+						     half));
 		}
 		traffic_lost(_metadata, &own, &t);
 		_exit(0);
@@ -711,8 +722,28 @@ static bool logged(int log, const char *what)
 }
 
 /*
+ * Other memory that the NIC may reach. The driver lets go of it first: meanwhile pages
+ * move under transfers.
+ */
+static void register_more(struct __test_metadata *_metadata, struct verbs *v)
+{
+	const size_t len = 64UL << 20;
+	void *p = mmap(NULL, len, PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int i;
+
+	ASSERT_NE(MAP_FAILED, p);
+	ASSERT_EQ(0, madvise(p, len, MADV_NOHUGEPAGE));
+	for (i = 0; i < 96; i++)
+		ASSERT_NE(NULL, ibv_reg_mr(v->pd, p, len, VERBS_REMOTE));
+	/* The regions keep the pages */
+	ASSERT_EQ(0, munmap(p, len));
+}
+
+/*
  * The port above the NIC reports an error. mlx5 gives up what it has, the kernel resets
- * the NIC, and mlx5 begins anew.
+ * the NIC, and mlx5 begins anew. After a fatal error mlx5 tells the NIC nothing, so
+ * that the NIC must be silent.
  */
 TEST_F_TIMEOUT(verbs_unbind, nic_error, TIMEOUT_S)
 {
@@ -745,6 +776,7 @@ TEST_F_TIMEOUT(verbs_unbind, nic_error, TIMEOUT_S)
 		ASSERT_LE(0, log);
 		ASSERT_LE(0, lseek(log, 0, SEEK_END));
 		ASSERT_EQ(NULL, verbs_open(&old));
+		register_more(_metadata, &old);
 		if (busy)
 			user_start(_metadata, &self->verbs, &user);
 		p2p_outside("error", "nic0", error, answer, sizeof(answer));

@@ -493,33 +493,23 @@ fn without_bus_mastering_nothing_moves() {
     assert_eq!(t.syndrome(), 0);
 }
 
-/// The kernel switches bus mastering off before that, and the driver does not know.
+/// The kernel switches bus mastering off before it resets a device, and the driver may not know.
 #[test]
-fn a_function_level_reset_excuses_what_was_busy_until_then() {
+fn a_reset_excuses_what_was_busy_until_then() {
     let Some(t) = Ends::new() else { return };
     drop(t);
     for end in ["end", "reset", "function level reset"] {
         let mut t = Ends::new().unwrap();
         t.bench.bus_master(false);
         t.write(t.from_key, t.to_key, 0x20_0000, 8);
-        let device = &mut t.bench.device;
         match end {
-            "end" => device.witness.end(),
-            "reset" => device.reset(),
+            "end" => {}
+            "reset" => t.bench.device.reset(),
             _ => t.bench.function_reset(),
         }
-        let is_excused = end == "function level reset";
-        assert_eq!(
-            t.bench.device.witness.totals.violations == 0,
-            is_excused,
-            "{end}"
-        );
-        t.bench.device.witness.end();
-        assert_eq!(
-            t.bench.device.witness.totals.violations == 0,
-            is_excused,
-            "{end}"
-        );
+        let witness = &mut t.bench.device.witness;
+        witness.end();
+        assert_eq!(witness.totals.violations > 0, end == "end", "{end}");
     }
 }
 
