@@ -4,5 +4,4 @@ nouveau_options=runpm=1
 . "$guest/nouveau.sh"
 _gpu=$(readlink -f /sys/class/drm/renderD128/device)
 load p2ptest_no_suspend device="${_gpu##*/}"
-echo 0 >/sys/power/pm_async
-export P2PTEST_SUSPEND="sh $guest/suspend.sh"
+. "$guest/suspend-any.sh"

@@ -15,6 +15,8 @@
  *	P2P_STRESS_MINUTES	go on for so long, and not only VANISH times
  *	P2PTEST_HOTPLUG		a port whose other end unplugs and plugs devices, and
  *				injects errors
+ *	P2PTEST_SUSPEND		a command that suspends the machine as far as a PCI
+ *				device, its argument, and returns 0 when it has resumed
  *
  * The device in question, the way, and what the processes do depend on the seed
  * alone. When they do it is up to the scheduler.
@@ -673,6 +675,19 @@ static void fatal(struct __test_metadata *_metadata, SELF *self,
 	shared->lossy++;
 }
 
+/*
+ * The machine is suspended, and resumes. The processes do not notice: what the NIC
+ * transfers is complete before it is suspended, and VRAM keeps what is in it.
+ */
+static void suspend(struct __test_metadata *_metadata, SELF *self, int dev)
+{
+	char command[200];
+
+	snprintf(command, sizeof(command), "%s %s", getenv("P2PTEST_SUSPEND"),
+		 self->name[dev]);
+	ASSERT_EQ(0, system(command));
+}
+
 static const struct way {
 	const char *name;
 	void (*run)(struct __test_metadata *_metadata, SELF *self,
@@ -695,6 +710,10 @@ static const struct way ways_outside[] = {
 
 static const struct way ways_pulled[] = {
 	{ .name = "pulled", .run = pull },
+};
+
+static const struct way ways_suspended[] = {
+	{ .name = "suspended", .run = suspend },
 };
 
 static __u64 number_from(const char *name, __u64 otherwise)
@@ -795,6 +814,13 @@ TEST_F_TIMEOUT(p2p_vanish, pulled, TIMEOUT_S)
 	ksft_print_msg("stress: %u pages were lost with the GPU\n", lost);
 	/* Otherwise it held nothing when it was pulled out */
 	EXPECT_LT(0U, lost);
+}
+
+TEST_F_TIMEOUT(p2p_vanish, suspended, TIMEOUT_S)
+{
+	if (!getenv("P2PTEST_SUSPEND"))
+		SKIP(return, "P2PTEST_SUSPEND does not say how to suspend");
+	play(_metadata, self, ways_suspended, ARRAY_SIZE(ways_suspended), OUTSIDE);
 }
 
 TEST_HARNESS_MAIN
