@@ -314,7 +314,9 @@ impl<'bound, S> Table<'bound, S> {
                 }
             }
         } else {
-            results.copy_from_slice(valid.results);
+            for (new, known) in valid.results.iter().zip(results) {
+                *known = *new;
+            }
         }
         if options.resident {
             for page in 0..valid.len() {
