@@ -240,7 +240,7 @@ TEST_F_TIMEOUT(odp, atomic_added, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
-/* A thread that moves the pages until @stop is set, and how often it did */
+/* A thread that moves the pages until @stop is set, how often, and how many went in */
 
 struct mover {
 	pthread_t thread;
@@ -250,15 +250,19 @@ struct mover {
 	unsigned char sum;
 	bool stop;
 	int rounds;
+	long moved;
 };
 
 static void *mover_run(void *arg)
 {
 	struct mover *m = arg;
 	size_t i;
+	long n;
 
 	while (!__atomic_load_n(&m->stop, __ATOMIC_RELAXED)) {
-		p2p_gpu_to_vram(m->gpu, m->buf->p, m->buf->len);
+		n = p2p_gpu_to_vram(m->gpu, m->buf->p, m->buf->len);
+		if (n > 0)
+			m->moved += n;
 		p2p_sleep_ms(300);
 		if (m->touch)
 			for (i = 0; i < m->buf->len; i += P2P_PAGE)
@@ -335,6 +339,8 @@ TEST_F_TIMEOUT(odp_move, load, TIMEOUT_S)
 	__atomic_store_n(&m.stop, true, __ATOMIC_RELAXED);
 	ASSERT_EQ(0, pthread_join(m.thread, NULL));
 	EXPECT_LE(MOVE_ROUNDS, rounds);
+	/* Again and again, and not only at first */
+	EXPECT_LT((long)(2 * buf.pages), m.moved);
 	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
 	rdma_buf_free(_metadata, rdma, &buf);
 }

@@ -33,9 +33,6 @@
 #define PAGES	8U
 #define LEN	(PAGES * P2P_PAGE)
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE	25
-#endif
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT	21
 #endif

@@ -27,6 +27,11 @@
 
 #define TIMEOUT_S	36000
 
+/* The C library may be older */
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE	25
+#endif
+
 /* Seeds: what was there before, what is written, and what others have */
 #define BEFORE	100
 #define AFTER	200

@@ -12,6 +12,10 @@
 
 #define RACE_PAGES	64UL
 
+/* Transfers that are posted at once, and the least number of times that pages move */
+#define WRITES		8
+#define MOVES		8
+
 /* The driver of real NICs with on-demand paging */
 #define NIC_DRIVER	"mlx5_core"
 
@@ -32,13 +36,26 @@ static unsigned int rounds(void)
 struct traffic {
 	pthread_t thread;
 	VERBS_SELF *self;
+	__u64 seed;		/* nobody else writes the same */
 	struct verbs_buf mine;
 	struct verbs_buf theirs;
+	unsigned char *seen;	/* by the GPU */
 	bool stop;
 	unsigned int done;	/* rounds */
 	int status;		/* of the first transfer that failed */
 	bool wrong;		/* what came back is not what was written */
+	unsigned int pause;	/* of who moves memory, in ms */
+	unsigned int seen_done;
 };
+
+/* Does the GPU find what was written? The NIC might read from where it wrote. */
+static bool gpu_sees(struct traffic *t)
+{
+	/* The GPU may be gone */
+	return p2p_gpu_read(&t->self->gpu, t->theirs.p, t->seen,
+			    t->theirs.len) < 0 ||
+	       !memcmp(t->seen, t->theirs.want + P2P_PAGE, t->theirs.len);
+}
 
 static void *traffic_run(void *arg)
 {
@@ -48,7 +65,7 @@ static void *traffic_run(void *arg)
 	unsigned int i;
 
 	for (i = 0; !__atomic_load_n(&t->stop, __ATOMIC_RELAXED); i++) {
-		verbs_buf_fill(&t->mine, AFTER + i);
+		verbs_buf_fill(&t->mine, AFTER + t->seed + i);
 		t->status = verbs_do_moving(&t->self->v, &t->self->link,
 					    IBV_WR_RDMA_WRITE, mine, theirs,
 					    t->mine.len, NULL);
@@ -56,6 +73,9 @@ static void *traffic_run(void *arg)
 			break;
 		memcpy(t->theirs.want + P2P_PAGE, t->mine.want + P2P_PAGE,
 		       t->mine.len);
+		t->wrong = !gpu_sees(t);
+		if (t->wrong)
+			break;
 		memset(t->mine.p, 0, t->mine.len);
 		t->status = verbs_do_moving(&t->self->v, &t->self->link,
 					    IBV_WR_RDMA_READ, mine, theirs,
@@ -76,6 +96,9 @@ static void traffic_start(struct __test_metadata *_metadata, VERBS_SELF *self,
 			  struct traffic *t, size_t pages)
 {
 	t->self = self;
+	t->pause = 1;
+	t->seen = malloc(pages * P2P_PAGE);
+	ASSERT_NE(NULL, t->seen);
 	verbs_buf_init(_metadata, self, &t->mine, pages, BEFORE, VERBS_ODP);
 	verbs_buf_init(_metadata, self, &t->theirs, pages, OTHER, VERBS_ODP);
 	verbs_buf_to_vram(_metadata, self, &t->theirs);
@@ -97,8 +120,31 @@ static void traffic_wait(struct traffic *t, unsigned int more)
 		p2p_sleep_ms(1);
 }
 
-static void traffic_stop(struct __test_metadata *_metadata, VERBS_SELF *self,
-			 struct traffic *t)
+/*
+ * Who moves memory waits. As long as no transfer gets done, moves become rarer: page
+ * faults need the time.
+ */
+static void traffic_rest(struct traffic *t)
+{
+	unsigned int done = __atomic_load_n(&t->done, __ATOMIC_RELAXED);
+
+	if (done != t->seen_done)
+		t->pause = 1;
+	else if (t->pause < 4 * FAULT_MS)
+		t->pause *= 2;
+	t->seen_done = done;
+	p2p_sleep_ms(t->pause);
+}
+
+static void traffic_free(struct __test_metadata *_metadata, struct traffic *t)
+{
+	verbs_buf_free(_metadata, &t->theirs);
+	verbs_buf_free(_metadata, &t->mine);
+	free(t->seen);
+}
+
+static void traffic_end(struct __test_metadata *_metadata, VERBS_SELF *self,
+			struct traffic *t)
 {
 	__atomic_store_n(&t->stop, true, __ATOMIC_RELAXED);
 	ASSERT_EQ(0, pthread_join(t->thread, NULL));
@@ -107,8 +153,13 @@ static void traffic_stop(struct __test_metadata *_metadata, VERBS_SELF *self,
 		TH_LOG("what was read is not what was written");
 	verbs_buf_check(_metadata, self, &t->theirs);
 	verbs_buf_check(_metadata, self, &t->mine);
-	verbs_buf_free(_metadata, &t->theirs);
-	verbs_buf_free(_metadata, &t->mine);
+}
+
+static void traffic_stop(struct __test_metadata *_metadata, VERBS_SELF *self,
+			 struct traffic *t)
+{
+	traffic_end(_metadata, self, t);
+	traffic_free(_metadata, t);
 }
 
 static void touch(const struct verbs_buf *buf)
@@ -119,38 +170,41 @@ static void touch(const struct verbs_buf *buf)
 		p2p_compare_byte(buf->p + i, 0, 1);
 }
 
-/*
- * To VRAM, and home because the GPU evicts it, or because the CPU touches it. As
- * long as no transfer gets done, moves become rarer: page faults need the time.
- */
+/* To VRAM, and home because the GPU evicts it, or because the CPU touches it */
 static void move(struct __test_metadata *_metadata, VERBS_SELF *self,
 		 size_t pages)
 {
-	unsigned int i, done, seen = 0, pause = 1;
+	bool huge = pages * P2P_PAGE == P2P_HUGE;
+	unsigned int i, moved_huge = 0;
 	struct traffic t = { };
 	long in = 0, n;
 
 	traffic_start(_metadata, self, &t, pages);
-	for (i = 0; !traffic_past(&t, rounds()); i++) {
+	/* As it is: a part that moves alone makes it small */
+	traffic_wait(&t, 0);
+	for (i = 0; i < MOVES || !traffic_past(&t, rounds()); i++) {
 		struct verbs_buf *buf = i & 1 ? &t.mine : &t.theirs;
 
+		/* That fails if some of it is not at home */
+		if (huge)
+			madvise(buf->p, buf->len, MADV_COLLAPSE);
 		n = p2p_gpu_to_vram(&self->gpu, buf->p, buf->len);
 		ASSERT_LE(0, n);
 		in += n;
-		done = __atomic_load_n(&t.done, __ATOMIC_RELAXED);
-		if (done != seen)
-			pause = 1;
-		else if (pause < 4 * FAULT_MS)
-			pause *= 2;
-		seen = done;
-		p2p_sleep_ms(pause);
+		if (huge && n && p2p_huge_bytes(buf->p) == (long)P2P_HUGE)
+			moved_huge++;
+		traffic_rest(&t);
 		if (i & 2)
 			touch(buf);
 		else
 			ASSERT_LE(0, p2p_gpu_to_host(&self->gpu, buf->p,
-						     buf->len / 2));
+						     i & 4 ? buf->len :
+							     buf->len / 2));
 	}
-	EXPECT_LT(0, in);
+	/* Again and again */
+	EXPECT_LT((long)(2 * pages), in);
+	if (huge)
+		EXPECT_LT(1U, moved_huge);
 	traffic_stop(_metadata, self, &t);
 }
 
@@ -188,7 +242,7 @@ static void end_pending(struct __test_metadata *_metadata, VERBS_SELF *self,
 			bool remote, bool queues)
 {
 	struct verbs_buf mine, theirs, *ends = remote ? &theirs : &mine;
-	unsigned int i;
+	unsigned int i, n, failed = 0;
 	int status;
 
 	for (i = 0; i < rounds() && !_metadata->exit_code; i++) {
@@ -198,25 +252,42 @@ static void end_pending(struct __test_metadata *_metadata, VERBS_SELF *self,
 			       VERBS_ODP);
 		verbs_buf_to_vram(_metadata, self, &mine);
 		verbs_buf_to_vram(_metadata, self, &theirs);
-		ASSERT_EQ(0, verbs_post(&self->link, IBV_WR_RDMA_WRITE,
-					verbs_at(&mine, 0),
-					verbs_at(&theirs, 0), mine.len));
+		/* The same several times, so that it is not over too soon */
+		for (n = 0; n < WRITES; n++)
+			ASSERT_EQ(0, verbs_post(&self->link, IBV_WR_RDMA_WRITE,
+						verbs_at(&mine, 0),
+						verbs_at(&theirs, 0), mine.len));
 		/* Begin, some of the times */
 		if (i & 1)
 			p2p_sleep_ms(i & 3);
 		if (!queues) {
 			EXPECT_EQ(0, ibv_dereg_mr(ends->mr));
 			ends->mr = NULL;
-			status = verbs_wait(&self->link, ASKS);
-			EXPECT_LE(0, status)
-				TH_LOG("%s", verbs_str(status));
+			/* From now on nobody else writes or reads it */
+			p2p_fill(ends->want + P2P_PAGE, OTHER, 0, ends->len);
+			ASSERT_LE(0, p2p_gpu_write(&self->gpu, ends->p,
+						   ends->want + P2P_PAGE,
+						   ends->len));
+			for (n = 0; n < WRITES; n++) {
+				status = verbs_wait(&self->link, ASKS);
+				EXPECT_LE(0, status) {
+					TH_LOG("%s", verbs_str(status));
+				}
+				failed += status != IBV_WC_SUCCESS;
+			}
 		}
 		verbs_relink(_metadata, self);
-		expect_old_or_new(_metadata, &theirs, BEFORE, AFTER);
+		if (ends->mr || !remote)
+			expect_old_or_new(_metadata, &theirs, BEFORE, AFTER);
+		else
+			verbs_buf_check(_metadata, self, &theirs);
 		verbs_buf_check(_metadata, self, &mine);
 		verbs_buf_free(_metadata, &mine);
 		verbs_buf_free(_metadata, &theirs);
 	}
+	/* Otherwise all were over before */
+	if (!queues)
+		EXPECT_LT(0U, failed);
 }
 
 TEST_F_TIMEOUT(verbs, dereg_remote, TIMEOUT_S)
@@ -326,6 +397,8 @@ TEST_F_TIMEOUT(verbs, processes, TIMEOUT_S)
 	struct traffic t = { };
 	VERBS_SELF own;
 	pid_t pid[4];
+	unsigned int turn;
+	long in = 0, n;
 	size_t i;
 
 	for (i = 0; i < ARRAY_SIZE(pid); i++) {
@@ -333,12 +406,17 @@ TEST_F_TIMEOUT(verbs, processes, TIMEOUT_S)
 		if (pid[i])
 			continue;
 		verbs_own(_metadata, self, &own);
+		t.seed = (i + 1) << 20;
 		traffic_start(_metadata, &own, &t, RACE_PAGES);
-		while (!traffic_past(&t, rounds())) {
-			ASSERT_LE(0, p2p_gpu_to_vram(&own.gpu, t.theirs.p,
-						     t.theirs.len));
-			p2p_sleep_ms(5);
+		/* One gets the place that another one has left */
+		for (turn = 0; turn < MOVES || !traffic_past(&t, rounds()); turn++) {
+			touch(&t.theirs);
+			n = p2p_gpu_to_vram(&own.gpu, t.theirs.p, t.theirs.len);
+			ASSERT_LE(0, n);
+			in += n;
+			traffic_rest(&t);
 		}
+		EXPECT_LT((long)(2 * RACE_PAGES), in);
 		traffic_stop(_metadata, &own, &t);
 		_exit(0);
 	}
@@ -364,8 +442,9 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 		EXPECT_LT(0U, __atomic_load_n(&t.done, __ATOMIC_RELAXED));
 		ASSERT_EQ(1, write(to_parent[1], "", 1));
 		while (!traffic_past(&t, ~0U)) {
+			touch(&t.theirs);
 			p2p_gpu_to_vram(&own.gpu, t.theirs.p, t.theirs.len);
-			p2p_sleep_ms(1);
+			traffic_rest(&t);
 		}
 		_exit(1);
 	}
@@ -431,10 +510,22 @@ TEST_F_TIMEOUT(verbs_unbind, gpu, TIMEOUT_S)
 	p2p_gpu_close(&verbs->gpu);
 	ASSERT_EQ(0, p2p_gpu_open(&verbs->gpu, 0));
 	ASSERT_EQ(0, p2p_gpu_window(&verbs->gpu, 0, verbs->info.vram_size));
+	/* This takes the places that they had */
+	verbs_buf_init(_metadata, verbs, &buf, RACE_PAGES, BEFORE, VERBS_ODP);
+	verbs_buf_to_vram(_metadata, verbs, &buf);
 	/* Not all of it stays there, or goes there at all, under transfers */
 	ASSERT_LE(0, p2p_gpu_to_vram(&verbs->gpu, t.theirs.p, t.theirs.len));
 	traffic_wait(&t, 1);
-	traffic_stop(_metadata, verbs, &t);
+	traffic_end(_metadata, verbs, &t);
+	verbs_buf_to_vram(_metadata, verbs, &t.theirs);
+	verbs_mark(_metadata, verbs, &mark);
+	verbs_copy(_metadata, verbs, IBV_WR_RDMA_WRITE, &t.mine, 0, &t.theirs, 0,
+		   t.theirs.len);
+	verbs_expect_met(_metadata, verbs, &mark, t.theirs.pages);
+	verbs_buf_check(_metadata, verbs, &t.theirs);
+	verbs_buf_check(_metadata, verbs, &buf);
+	traffic_free(_metadata, &t);
+	verbs_buf_free(_metadata, &buf);
 
 	verbs_buf_init(_metadata, verbs, &buf, PAGES, BEFORE, VERBS_ODP);
 	verbs_buf_init(_metadata, verbs, &data, PAGES, OTHER, VERBS_REMOTE);
@@ -452,44 +543,6 @@ TEST_F_TIMEOUT(verbs_unbind, gpu, TIMEOUT_S)
 static void nic_is_back(struct __test_metadata *_metadata, VERBS_SELF *verbs)
 {
 	verbs_works(_metadata, verbs, BIND_MS);
-}
-
-/*
- * The NIC goes away under transfers, while its user goes on moving memory. When it
- * is back, it is as good as before.
- */
-TEST_F_TIMEOUT(verbs_unbind, nic, TIMEOUT_S)
-{
-	struct traffic t = { };
-	int to_parent[2];
-	VERBS_SELF own;
-	pid_t pid;
-	char c;
-
-	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
-		SKIP(return, "no NIC of " NIC_DRIVER);
-	ASSERT_EQ(0, pipe(to_parent));
-	pid = p2p_fork_child(_metadata);
-	if (!pid) {
-		verbs_own(_metadata, &self->verbs, &own);
-		traffic_start(_metadata, &own, &t, RACE_PAGES);
-		traffic_wait(&t, 0);
-		ASSERT_EQ(1, write(to_parent[1], "", 1));
-		while (true) {
-			touch(&t.theirs);
-			p2p_gpu_to_vram(&own.gpu, t.theirs.p, t.theirs.len);
-			p2p_sleep_ms(1);
-		}
-	}
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
-	ASSERT_EQ(0, p2p_pci_unbind(NIC_DRIVER, self->nic));
-	p2p_sleep_ms(100);
-	EXPECT_EQ(0, waitpid(pid, NULL, WNOHANG));
-	p2p_kill_child(_metadata, pid);
-	EXPECT_EQ(0, p2p_gpu_wait_used(&self->verbs.gpu, 0));
-
-	ASSERT_EQ(0, p2p_pci_bind(NIC_DRIVER, self->nic, -1));
-	nic_is_back(_metadata, &self->verbs);
 }
 
 /* A context that was opened before the device went fails, even afterwards */
@@ -575,8 +628,7 @@ static void traffic_lost(struct __test_metadata *_metadata, VERBS_SELF *self,
 	expect_gone_mr(_metadata, &self->v, &t->theirs);
 	expect_gone_mr(_metadata, &self->v, &t->mine);
 	expect_gone(_metadata, &self->v);
-	verbs_buf_free(_metadata, &t->theirs);
-	verbs_buf_free(_metadata, &t->mine);
+	traffic_free(_metadata, t);
 	free(sent);
 	free(zero);
 }
@@ -633,6 +685,48 @@ static void user_end(struct __test_metadata *_metadata, VERBS_SELF *verbs,
 	ASSERT_EQ(1, write(user->found, "", 1));
 	p2p_wait_child(_metadata, user->pid);
 	EXPECT_EQ(0, p2p_gpu_wait_used(&verbs->gpu, 0));
+}
+
+/*
+ * The NIC goes away under transfers, while two of its users go on moving memory. One is
+ * killed, the other one has lost nothing but the NIC. When it is back, it is as good as
+ * before.
+ */
+TEST_F_TIMEOUT(verbs_unbind, nic, TIMEOUT_S)
+{
+	struct traffic t = { .seed = 1 << 20 };
+	struct user user;
+	int to_parent[2];
+	VERBS_SELF own;
+	pid_t pid;
+	char c;
+
+	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
+		SKIP(return, "no NIC of " NIC_DRIVER);
+	ASSERT_EQ(0, pipe(to_parent));
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		verbs_own(_metadata, &self->verbs, &own);
+		traffic_start(_metadata, &own, &t, RACE_PAGES);
+		traffic_wait(&t, 0);
+		ASSERT_EQ(1, write(to_parent[1], "", 1));
+		while (true) {
+			touch(&t.theirs);
+			p2p_gpu_to_vram(&own.gpu, t.theirs.p, t.theirs.len);
+			traffic_rest(&t);
+		}
+	}
+	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	user_start(_metadata, &self->verbs, &user);
+	ASSERT_EQ(0, p2p_pci_unbind(NIC_DRIVER, self->nic));
+	p2p_sleep_ms(100);
+	EXPECT_EQ(0, waitpid(pid, NULL, WNOHANG));
+	EXPECT_EQ(0, waitpid(user.pid, NULL, WNOHANG));
+	p2p_kill_child(_metadata, pid);
+	user_end(_metadata, &self->verbs, &user);
+
+	ASSERT_EQ(0, p2p_pci_bind(NIC_DRIVER, self->nic, -1));
+	nic_is_back(_metadata, &self->verbs);
 }
 
 /* The same, but its PCI device goes as well */

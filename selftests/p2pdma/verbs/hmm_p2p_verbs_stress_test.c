@@ -57,10 +57,6 @@ struct at {
 	const char *op;
 };
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE	25
-#endif
-
 /* What may fail at any one time, and must not fail each time */
 enum {
 	REFUSED, WINDOW, LOOK, PREFETCH, FORK, EXEC,
