@@ -182,7 +182,9 @@ static void move(struct __test_metadata *_metadata, VERBS_SELF *self,
 	traffic_start(_metadata, self, &t, pages);
 	/* As it is: a part that moves alone makes it small */
 	traffic_wait(&t, 0);
-	for (i = 0; i < MOVES || !traffic_past(&t, rounds()); i++) {
+	/* Who uses a page at that time may keep it from becoming a part of a huge one */
+	for (i = 0; i < MOVES || !traffic_past(&t, rounds()) ||
+	     (huge && moved_huge < 2 && i < 8 * MOVES); i++) {
 		struct verbs_buf *buf = i & 1 ? &t.mine : &t.theirs;
 
 		/* That fails if some of it is not at home */
