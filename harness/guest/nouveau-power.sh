@@ -2,6 +2,6 @@
 
 nouveau_options=runpm=1
 . "$guest/nouveau.sh"
-_gpu=$(readlink -f /sys/class/drm/renderD128/device)
-load p2ptest_no_suspend device="${_gpu##*/}"
 . "$guest/suspend-any.sh"
+_gpu=$(readlink -f /sys/class/drm/renderD128/device)
+P2PTEST_SUSPEND="$P2PTEST_SUSPEND ${_gpu##*/}"

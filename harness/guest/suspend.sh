@@ -1,7 +1,7 @@
-# Suspends the machine as far as p2ptest_no_suspend, which comes right after a PCI device, and
-# succeeds if it got there and came back. $1: the device, unless the module is loaded.
+# Suspends the machine as far as p2ptest_no_suspend, which comes right after the PCI device in
+# $1, and succeeds if it got there and came back.
 
-[ -z "$1" ] || insmod "$P2PTEST_MODDIR/p2ptest_no_suspend.ko" device="$1" || exit
+insmod "$P2PTEST_MODDIR/p2ptest_no_suspend.ko" device="$1" || exit
 stats=/sys/power/suspend_stats
 read -r before <$stats/failed_suspend
 # It fails, as it has to.
@@ -9,5 +9,5 @@ echo freeze >/sys/power/state 2>/dev/null
 read -r after <$stats/failed_suspend
 read -r device <$stats/last_failed_dev
 echo "suspend: $before, $after, $device"
-[ -z "$1" ] || rmmod p2ptest_no_suspend || exit
+rmmod p2ptest_no_suspend || exit
 [ "$after" -eq $((before + 1)) ] && [ "$device" = p2ptest_no_suspend ]

@@ -36,7 +36,7 @@ static unsigned int rounds(void)
 struct traffic {
 	pthread_t thread;
 	VERBS_SELF *self;
-	__u64 seed;		/* nobody else writes the same */
+	__u64 seed;		/* no other process writes the same */
 	struct verbs_buf mine;
 	struct verbs_buf theirs;
 	unsigned char *seen;	/* by the GPU */
@@ -45,7 +45,7 @@ struct traffic {
 	int status;		/* of the first transfer that failed */
 	bool wrong;		/* what came back is not what was written */
 	unsigned int pause;	/* of who moves memory, in ms */
-	unsigned int seen_done;
+	unsigned int done_before;	/* the last pause */
 };
 
 /* Does the GPU find what was written? The NIC might read from where it wrote. */
@@ -96,6 +96,7 @@ static void traffic_start(struct __test_metadata *_metadata, VERBS_SELF *self,
 			  struct traffic *t, size_t pages)
 {
 	t->self = self;
+	t->seed = (__u64)getpid() << 20;
 	t->pause = 1;
 	t->seen = malloc(pages * P2P_PAGE);
 	ASSERT_NE(NULL, t->seen);
@@ -128,11 +129,11 @@ static void traffic_rest(struct traffic *t)
 {
 	unsigned int done = __atomic_load_n(&t->done, __ATOMIC_RELAXED);
 
-	if (done != t->seen_done)
+	if (done != t->done_before)
 		t->pause = 1;
 	else if (t->pause < 4 * FAULT_MS)
 		t->pause *= 2;
-	t->seen_done = done;
+	t->done_before = done;
 	p2p_sleep_ms(t->pause);
 }
 
@@ -279,7 +280,7 @@ static void end_pending(struct __test_metadata *_metadata, VERBS_SELF *self,
 			}
 		}
 		verbs_relink(_metadata, self);
-		if (ends->mr || !remote)
+		if (queues || !remote)
 			expect_old_or_new(_metadata, &theirs, BEFORE, AFTER);
 		else
 			verbs_buf_check(_metadata, self, &theirs);
@@ -408,7 +409,6 @@ TEST_F_TIMEOUT(verbs, processes, TIMEOUT_S)
 		if (pid[i])
 			continue;
 		verbs_own(_metadata, self, &own);
-		t.seed = (i + 1) << 20;
 		traffic_start(_metadata, &own, &t, RACE_PAGES);
 		/* One gets the place that another one has left */
 		for (turn = 0; turn < MOVES || !traffic_past(&t, rounds()); turn++) {
@@ -527,15 +527,13 @@ TEST_F_TIMEOUT(verbs_unbind, gpu, TIMEOUT_S)
 	verbs_buf_check(_metadata, verbs, &t.theirs);
 	verbs_buf_check(_metadata, verbs, &buf);
 	traffic_free(_metadata, &t);
-	verbs_buf_free(_metadata, &buf);
 
-	verbs_buf_init(_metadata, verbs, &buf, PAGES, BEFORE, VERBS_ODP);
-	verbs_buf_init(_metadata, verbs, &data, PAGES, OTHER, VERBS_REMOTE);
+	verbs_buf_init(_metadata, verbs, &data, RACE_PAGES, OTHER, VERBS_REMOTE);
 	verbs_buf_to_vram(_metadata, verbs, &buf);
 	verbs_mark(_metadata, verbs, &mark);
 	verbs_copy(_metadata, verbs, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
 		   buf.len);
-	verbs_expect_met(_metadata, verbs, &mark, PAGES);
+	verbs_expect_met(_metadata, verbs, &mark, buf.pages);
 	verbs_buf_check(_metadata, verbs, &buf);
 	verbs_buf_free(_metadata, &buf);
 	verbs_buf_free(_metadata, &data);
@@ -696,35 +694,17 @@ static void user_end(struct __test_metadata *_metadata, VERBS_SELF *verbs,
  */
 TEST_F_TIMEOUT(verbs_unbind, nic, TIMEOUT_S)
 {
-	struct traffic t = { .seed = 1 << 20 };
-	struct user user;
-	int to_parent[2];
-	VERBS_SELF own;
-	pid_t pid;
-	char c;
+	struct user user, killed;
 
 	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
 		SKIP(return, "no NIC of " NIC_DRIVER);
-	ASSERT_EQ(0, pipe(to_parent));
-	pid = p2p_fork_child(_metadata);
-	if (!pid) {
-		verbs_own(_metadata, &self->verbs, &own);
-		traffic_start(_metadata, &own, &t, RACE_PAGES);
-		traffic_wait(&t, 0);
-		ASSERT_EQ(1, write(to_parent[1], "", 1));
-		while (true) {
-			touch(&t.theirs);
-			p2p_gpu_to_vram(&own.gpu, t.theirs.p, t.theirs.len);
-			traffic_rest(&t);
-		}
-	}
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
 	user_start(_metadata, &self->verbs, &user);
+	user_start(_metadata, &self->verbs, &killed);
 	ASSERT_EQ(0, p2p_pci_unbind(NIC_DRIVER, self->nic));
 	p2p_sleep_ms(100);
-	EXPECT_EQ(0, waitpid(pid, NULL, WNOHANG));
 	EXPECT_EQ(0, waitpid(user.pid, NULL, WNOHANG));
-	p2p_kill_child(_metadata, pid);
+	EXPECT_EQ(0, waitpid(killed.pid, NULL, WNOHANG));
+	p2p_kill_child(_metadata, killed.pid);
 	user_end(_metadata, &self->verbs, &user);
 
 	ASSERT_EQ(0, p2p_pci_bind(NIC_DRIVER, self->nic, -1));

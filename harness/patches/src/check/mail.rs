@@ -1,7 +1,7 @@
 //! Checks of patches as mails.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -133,18 +133,13 @@ pub fn mail(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let series = &checker.series;
     let prefix = &series.settings.subject_prefix;
     let mut outcomes = Vec::new();
-    let mut first_author = None;
-    let mut other_author = |text: &str| {
-        let author = author(text);
-        let first = first_author.get_or_insert_with(|| author.clone());
-        (*first != author).then(|| format!("it is from {author}, and the first patch from {first}"))
-    };
+    let mut senders = BTreeSet::new();
     for topic in &series.settings.topics {
         let patches = series.part(&[topic]).patches;
         for (number, patch) in patches.iter().enumerate() {
             let text = fs::read_to_string(patch)?;
+            senders.extend(sender(&text));
             let mut trouble = faults(&text, prefix, number + 1, patches.len());
-            trouble.extend(other_author(&text));
             trouble.extend(size(&numstat(&checker.tree.dir, patch)?));
             let trouble = (!trouble.is_empty()).then(|| trouble.join("\n"));
             outcomes.push(Outcome::unless("mail", &name(patch), trouble));
@@ -155,21 +150,25 @@ pub fn mail(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
             Ok(text) => ["EDITME", "*** SUBJECT HERE ***", "*** BLURB HERE ***"]
                 .iter()
                 .find(|word| text.contains(**word))
-                .map(|word| format!("it says {word}"))
-                .or_else(|| other_author(&text)),
+                .map(|word| format!("it says {word}")),
         };
         outcomes.push(Outcome::unless("mail", &name(&cover), trouble));
     }
+    let trouble = (senders.len() > 1).then(|| Vec::from_iter(senders).join("\n"));
+    outcomes.push(Outcome::unless(
+        "mail",
+        "all patches are from one person",
+        trouble,
+    ));
     Ok(outcomes)
 }
 
-/// Who a mail is from. A long header is folded.
-pub fn author(text: &str) -> String {
-    let (_, from) = text.split_once("\nFrom: ").unwrap_or_default();
-    let mut lines = from.split('\n');
-    let first = lines.next().unwrap_or_default();
-    let more = lines.take_while(|line| line.starts_with(' '));
-    iter::once(first).chain(more).collect()
+/// Who a mail is from, without what may follow in a folded header.
+fn sender(text: &str) -> Option<String> {
+    let mut lines = text.lines();
+    lines
+        .find(|line| line.starts_with("From: "))
+        .map(str::to_owned)
 }
 
 /// The errors in a mail.

@@ -37,13 +37,6 @@ fn a_mail_and_its_faults() {
 }
 
 #[test]
-fn whom_a_mail_is_from() {
-    assert_eq!(mail::author(MAIL), "A <a@b>");
-    let folded = MAIL.replace("From: A <a@b>", "From: A long name\n <a@b>");
-    assert_eq!(mail::author(&folded), "A long name <a@b>");
-}
-
-#[test]
 fn a_large_patch_must_be_a_test() {
     let code = |lines: usize| format!("{lines}\t0\tmm/hmm.c\n");
     assert_eq!(mail::size(&code(500)), None);

@@ -314,6 +314,7 @@ impl<'bound, S> Table<'bound, S> {
                 }
             }
         } else {
+            // The lengths are the same, but `copy_from_slice()` would keep its panic.
             for (new, known) in valid.results.iter().zip(results) {
                 *known = *new;
             }
