@@ -93,21 +93,29 @@ TEST_F_TIMEOUT(odp_fail, all_pages, 600)
 	rdma_expect_pages(_metadata, rdma, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
 	EXPECT_EQ(buf.pages, p2p_moves(_metadata, &rdma->gpu, &before));
 	EXPECT_EQ(buf.pages, fail_count(_metadata, &stats));
+	/* None of them counts as a page of the GPU, which this would unmap */
+	EXPECT_EQ(0, rdma_rereg(rdma->fd, buf.handle, P2PTEST_RDMA_MR_ATOMIC));
+	rdma_expect_pages(_metadata, rdma, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
 	rdma_buf_write(_metadata, rdma, &buf, AFTER);
 	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	rdma_buf_free(_metadata, rdma, &buf);
 }
 
-/* Without a fault, a page that cannot be mapped is left out, and stays */
+/*
+ * Without a fault, a page that cannot be mapped is left out, and stays. Nobody
+ * looks at the pages twice for it.
+ */
 TEST_F_TIMEOUT(odp_fail, snapshot, 600)
 {
 	RDMA_SELF *rdma = &self->rdma;
 	struct p2ptest_gpu_info before;
+	struct p2p_stats stats;
 	struct p2p_buf buf;
 
 	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
 	rdma_buf_to_vram(_metadata, rdma, &buf);
 	before = p2p_info(_metadata, &rdma->gpu);
+	ASSERT_EQ(0, p2p_stats_read(&stats));
 	ASSERT_EQ(0, p2p_map_fails(&rdma->gpu,
 				   buf.p + VICTIM * P2P_PAGE));
 	ASSERT_EQ(0, rdma_fault(rdma->fd, buf.handle, buf.p, buf.len,
@@ -117,6 +125,8 @@ TEST_F_TIMEOUT(odp_fail, snapshot, 600)
 		  rdma_page(_metadata, rdma, &buf, VICTIM + 1).flags);
 	EXPECT_EQ(buf.pages - 1, rdma_mapped(_metadata, rdma, &buf));
 	EXPECT_EQ(0U, p2p_moves(_metadata, &rdma->gpu, &before));
+	EXPECT_EQ(0, p2p_stats_since(&stats));
+	EXPECT_EQ(buf.pages, stats.pages[p2p_path_reason(rdma->path)]);
 	rdma_buf_free(_metadata, rdma, &buf);
 }
 
@@ -337,6 +347,35 @@ TEST_F_TIMEOUT(odp_fail, sequence, 600)
 	ASSERT_EQ(0, pthread_join(thread, NULL));
 	p2p_expect_pattern(_metadata, "CPU read", buf.p, BEFORE, 0,
 			   buf.len - P2P_PAGE);
+	rdma_buf_free(_metadata, rdma, &buf);
+}
+
+/*
+ * A page fault looks for host memory in place of a page that could not be mapped,
+ * and atomic access is added meanwhile: it must not map the other pages of the
+ * GPU, which it has found again. Both wait for the lock, the page fault first.
+ */
+TEST_F_TIMEOUT(odp_fail, atomic_added, 600)
+{
+	RDMA_SELF *rdma = &self->rdma;
+	struct queued hold = { .rdma = rdma };
+	struct queued fault = { .rdma = rdma };
+	struct p2p_buf buf;
+
+	rdma_buf_init(_metadata, rdma, &buf, PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, rdma, &buf);
+	ASSERT_EQ(0, p2p_map_fails(&rdma->gpu, buf.p + VICTIM * P2P_PAGE));
+	hold.buf = &buf;
+	fault.buf = &buf;
+	queued_start(_metadata, &hold, queued_hold);
+	queued_start(_metadata, &fault, queued_fault);
+	EXPECT_EQ(0, rdma_rereg(rdma->fd, buf.handle, P2PTEST_RDMA_MR_ATOMIC));
+	queued_end(_metadata, &fault);
+	queued_end(_metadata, &hold);
+	rdma_expect_pages(_metadata, rdma, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
+	EXPECT_EQ(0, p2p_gpu_resident(&rdma->gpu, buf.p, buf.len));
+	rdma_buf_write(_metadata, rdma, &buf, AFTER);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
 	rdma_buf_free(_metadata, rdma, &buf);
 }
 

@@ -126,36 +126,6 @@ TEST_F_TIMEOUT(odp, protect, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
-/*
- * Something that is done while the lock of the pages is held elsewhere. These
- * come one after the other, HOLD_MS / 4 apart, so that they are in this order in
- * the queue of the lock.
- */
-#define HOLD_MS	800
-
-struct queued {
-	pthread_t thread;
-	RDMA_SELF *rdma;
-	struct p2p_buf *buf;
-	long ret;
-};
-
-static void *queued_hold(void *arg)
-{
-	struct queued *q = arg;
-	struct p2ptest_rdma_page page;
-	struct p2ptest_rdma_query query = {
-		.addr = (uintptr_t)q->buf->p,
-		.len = P2P_PAGE,
-		.pages = (uintptr_t)&page,
-		.handle = q->buf->handle,
-		.hold = HOLD_MS,
-	};
-
-	q->ret = rdma_ioctl(q->rdma->fd, P2PTEST_RDMA_QUERY, &query);
-	return NULL;
-}
-
 static void *queued_to_vram(void *arg)
 {
 	struct queued *q = arg;
@@ -171,13 +141,6 @@ static void *queued_add_atomic(void *arg)
 	q->ret = rdma_rereg(q->rdma->fd, q->buf->handle,
 			    P2PTEST_RDMA_MR_ATOMIC);
 	return NULL;
-}
-
-static void queued_start(struct __test_metadata *_metadata, struct queued *q,
-			 void *(*run)(void *arg))
-{
-	ASSERT_EQ(0, pthread_create(&q->thread, NULL, run, q));
-	p2p_sleep_ms(HOLD_MS / 4);
 }
 
 /*
@@ -196,8 +159,7 @@ static long queued_before_fault(struct __test_metadata *_metadata,
 	EXPECT_EQ(0, rdma_fault(self->fd, buf->handle, buf->p, buf->len,
 				P2PTEST_RDMA_FAULT_WRITE));
 	ASSERT_EQ(0, pthread_join(first.thread, NULL));
-	ASSERT_EQ(0, pthread_join(hold.thread, NULL));
-	EXPECT_EQ(0, hold.ret);
+	queued_end(_metadata, &hold);
 	return first.ret;
 }
 

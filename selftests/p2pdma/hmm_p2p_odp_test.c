@@ -157,6 +157,22 @@ TEST_F_TIMEOUT(odp, atomic_added, TIMEOUT_S)
 	rdma_buf_free(_metadata, self, &buf);
 }
 
+/* Pages that were the GPU's once, and are host memory by now, stay mapped */
+TEST_F_TIMEOUT(odp, atomic_added_at_home, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	rdma_buf_init(_metadata, self, &buf, PAGES, BEFORE, MR_ODP_WRITE);
+	rdma_buf_to_vram(_metadata, self, &buf);
+	rdma_buf_write(_metadata, self, &buf, AFTER);
+	p2p_buf_cpu_read(_metadata, &buf, AFTER);
+	rdma_buf_write(_metadata, self, &buf, OTHER);
+	EXPECT_EQ(0, rdma_rereg(self->fd, buf.handle, P2PTEST_RDMA_MR_ATOMIC));
+	rdma_expect_pages(_metadata, self, &buf, P2PTEST_PAGE_HOST, PAGE_ALL);
+	p2p_buf_cpu_read(_metadata, &buf, OTHER);
+	rdma_buf_free(_metadata, self, &buf);
+}
+
 /* Neither region nor mapping allow more than the process may do */
 TEST_F_TIMEOUT(odp, read_only, TIMEOUT_S)
 {

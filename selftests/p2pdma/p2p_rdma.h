@@ -14,6 +14,7 @@
 #include "p2p_harness.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/ioctl.h>
 
 #include <linux/p2ptest_rdma.h>
@@ -271,6 +272,59 @@ FIXTURE_TEARDOWN_PARENT(odp)
 	if (self->has_p2p)
 		EXPECT_EQ(0, p2p_policy_set("auto"));
 	p2p_gpu_teardown(_metadata, &self->info);
+}
+
+/*
+ * Something that is done while the lock of the pages is held elsewhere. These
+ * come one after the other, HOLD_MS / 4 apart, so that they are in this order in
+ * the queue of the lock.
+ */
+#define HOLD_MS	800
+
+struct queued {
+	pthread_t thread;
+	RDMA_SELF *rdma;
+	struct p2p_buf *buf;
+	long ret;
+};
+
+static inline void *queued_hold(void *arg)
+{
+	struct queued *q = arg;
+	struct p2ptest_rdma_page page;
+	struct p2ptest_rdma_query query = {
+		.addr = (uintptr_t)q->buf->p,
+		.len = P2P_PAGE,
+		.pages = (uintptr_t)&page,
+		.handle = q->buf->handle,
+		.hold = HOLD_MS,
+	};
+
+	q->ret = rdma_ioctl(q->rdma->fd, P2PTEST_RDMA_QUERY, &query);
+	return NULL;
+}
+
+static inline void *queued_fault(void *arg)
+{
+	struct queued *q = arg;
+
+	q->ret = rdma_fault(q->rdma->fd, q->buf->handle, q->buf->p, q->buf->len,
+			    P2PTEST_RDMA_FAULT_WRITE);
+	return NULL;
+}
+
+static inline void queued_start(struct __test_metadata *_metadata,
+				struct queued *q, void *(*run)(void *arg))
+{
+	ASSERT_EQ(0, pthread_create(&q->thread, NULL, run, q));
+	p2p_sleep_ms(HOLD_MS / 4);
+}
+
+static inline void queued_end(struct __test_metadata *_metadata,
+			      struct queued *q)
+{
+	ASSERT_EQ(0, pthread_join(q->thread, NULL));
+	EXPECT_EQ(0, q->ret);
 }
 
 #endif /* P2P_RDMA_H */

@@ -11,6 +11,7 @@ pub mod schedule;
 mod shell;
 pub mod soak;
 pub mod speed;
+mod vram;
 
 pub use inputs::inputs;
 pub use run::{compare, play, run};

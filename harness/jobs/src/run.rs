@@ -16,7 +16,7 @@ use results::report::Outcome;
 use setup::rdma_core;
 
 use crate::demo::ScenarioResult;
-use crate::{claims, demo, nic, speed};
+use crate::{claims, demo, nic, speed, vram};
 
 /// Boots a job and returns its results.
 pub fn run(job: &Job<'_>, booter: &Booter<'_>) -> Result<Vec<Outcome>> {
@@ -66,6 +66,7 @@ pub fn play(job: &Job<'_>, booter: &Booter<'_>) -> Result<(Vec<ScenarioResult>, 
     if job.spec.models().has_connectx(job.spec.machine) {
         outcomes.extend(nic::outcomes(&job.name, &job.spec, job.topology, &ran));
     }
+    outcomes.extend(vram::outcome(&job.name, &job.spec, job.topology, &ran));
     // A single test may copy nothing.
     if job.spec.models().has_copy_engine() && job.test.is_none() {
         let gpus = job.topology.gpus.len();

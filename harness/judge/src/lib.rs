@@ -275,6 +275,18 @@ fn leads(space: Space<'_>, page: &Address, places: &[(Place, bool)]) -> Result<(
     Ok(())
 }
 
+/// The pages of VRAM that hold neither poison nor zeros: those in use, and those that were
+/// written after they were freed. For the test GPU, which poisons what is freed.
+pub fn neither_free_nor_new(vram: &Path) -> Result<Vec<u64>, String> {
+    let mut found = Vec::new();
+    each_page(vram, |off, page| {
+        if page != [POISON; PAGE] && page != [0; PAGE] {
+            found.push(off);
+        }
+    })?;
+    Ok(found)
+}
+
 /// Reads only the written parts of the file. VRAM is large, and most of its file is a hole.
 fn each_page(vram: &Path, mut look: impl FnMut(u64, &[u8])) -> Result<(), Reason> {
     let mut read = || -> io::Result<()> {

@@ -254,3 +254,23 @@ fn where_page_tables_lead() {
     let told = judge.answer(&ask(VA, five));
     assert!(told.contains("vram 0x5000, which is not page 5"), "{told}");
 }
+
+#[test]
+fn what_is_neither_free_nor_new() {
+    let mut vram = Vram::new();
+    let found = |vram: &Vram| neither_free_nor_new(&vram.path()).unwrap();
+    assert_eq!(found(&vram).len(), PAGES);
+    for number in 0..PAGES {
+        let byte = if number < 3 { POISON } else { 0 };
+        vram.put(number, &[byte; PAGE]);
+    }
+    assert_eq!(found(&vram), [0u64; 0]);
+    // A byte that came late.
+    for (number, byte) in [(1, 0), (7, POISON)] {
+        let mut page = vram.bytes[number * PAGE..][..PAGE].to_vec();
+        page[PAGE - 1] = byte;
+        vram.put(number, &page);
+    }
+    assert_eq!(found(&vram), [PAGE as u64, 7 * PAGE as u64]);
+    assert!(neither_free_nor_new(Path::new("/nowhere/vram0")).is_err());
+}

@@ -74,6 +74,9 @@ pub struct Spec {
     /// The NIC must have read and written each GPU that it may reach.
     #[serde(default)]
     pub at_peer: bool,
+    /// Pages of the GPU may be in use at the end, because the GPU was pulled out.
+    #[serde(default)]
+    pub vram_lost: bool,
     /// The limits of the ConnectX model, by topology.
     #[serde(default)]
     pub bounds: BTreeMap<String, Bounds>,

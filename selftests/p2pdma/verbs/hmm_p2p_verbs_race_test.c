@@ -348,26 +348,34 @@ static void *prefetch_run(void *arg)
 	return NULL;
 }
 
+/* A region of @buf, which is a dma-buf unless @fd is -1 */
+static struct ibv_mr *prefetch_reg(VERBS_SELF *self, struct verbs_buf *buf,
+				   int fd)
+{
+	if (fd < 0)
+		return verbs_reg(self, buf, VERBS_ODP);
+	return ibv_reg_dmabuf_mr(self->v.pd, 0, buf->len, (uintptr_t)buf->p, fd,
+				 VERBS_REMOTE);
+}
+
 /*
  * A region may have the key of the one before it: who knows that one must not get
  * at the region before it is there. It is so large that this takes its time.
  */
-TEST_F_TIMEOUT(verbs, prefetch_early, TIMEOUT_S)
+static void prefetch_early(struct __test_metadata *_metadata, VERBS_SELF *self,
+			   struct verbs_buf *buf, int fd)
 {
-	struct verbs_buf buf = { .len = 1UL << 30 };
 	struct prefetcher p = { .pd = self->v.pd };
 	unsigned int i;
 
-	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE, MAP_PRIVATE |
-		     MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	ASSERT_NE(MAP_FAILED, (void *)buf.p);
-	madvise(buf.p, buf.len, MADV_NOHUGEPAGE);
-	buf.mr = verbs_reg(self, &buf, VERBS_ODP);
-	ASSERT_NE(NULL, buf.mr);
+	buf->mr = prefetch_reg(self, buf, fd);
+	if (!buf->mr && errno == EOPNOTSUPP)
+		SKIP(return, "the RDMA device takes no dma-buf");
+	ASSERT_NE(NULL, buf->mr);
 	p.sge = (struct ibv_sge){
-		.addr = (uintptr_t)buf.p,
+		.addr = (uintptr_t)buf->p,
 		.length = P2P_PAGE,
-		.lkey = buf.mr->lkey,
+		.lkey = buf->mr->lkey,
 	};
 	ASSERT_EQ(0, pthread_create(&p.thread, NULL, prefetch_run, &p));
 	/* On a busy host, all rounds might be over before the thread runs. */
@@ -375,17 +383,39 @@ TEST_F_TIMEOUT(verbs, prefetch_early, TIMEOUT_S)
 	       !__atomic_load_n(&p.error, __ATOMIC_RELAXED))
 		p2p_sleep_ms(1);
 	for (i = 0; i < rounds() && !p.error; i++) {
-		EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
-		buf.mr = verbs_reg(self, &buf, VERBS_ODP);
-		ASSERT_NE(NULL, buf.mr);
+		EXPECT_EQ(0, ibv_dereg_mr(buf->mr));
+		buf->mr = prefetch_reg(self, buf, fd);
+		ASSERT_NE(NULL, buf->mr);
 	}
 	__atomic_store_n(&p.stop, true, __ATOMIC_RELAXED);
 	ASSERT_EQ(0, pthread_join(p.thread, NULL));
 	EXPECT_EQ(0, p.error) {
 		TH_LOG("prefetch: %s", strerror(p.error));
 	}
-	EXPECT_EQ(0, ibv_dereg_mr(buf.mr));
-	EXPECT_EQ(0, munmap(buf.p, buf.len));
+	EXPECT_EQ(0, ibv_dereg_mr(buf->mr));
+	EXPECT_EQ(0, munmap(buf->p, buf->len));
+}
+
+TEST_F_TIMEOUT(verbs, prefetch_early, TIMEOUT_S)
+{
+	struct verbs_buf buf = { .len = 1UL << 30 };
+
+	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE, MAP_PRIVATE |
+		     MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	ASSERT_NE(MAP_FAILED, (void *)buf.p);
+	madvise(buf.p, buf.len, MADV_NOHUGEPAGE);
+	prefetch_early(_metadata, self, &buf, -1);
+}
+
+TEST_F_TIMEOUT(verbs, prefetch_early_dmabuf, TIMEOUT_S)
+{
+	struct verbs_buf buf = { .len = 32UL << 20 };
+	int fd = verbs_dmabuf(_metadata, &buf.p, buf.len);
+
+	if (fd < 0)
+		SKIP(return, "no udmabuf");
+	prefetch_early(_metadata, self, &buf, fd);
+	close(fd);
 }
 
 TEST_F_TIMEOUT(verbs, destroy_queues, TIMEOUT_S)

@@ -10,9 +10,6 @@
 #define VERBS_GPU_OPTIONAL true
 #include "verbs_fixture.h"
 
-#include <linux/udmabuf.h>
-#include <sys/ioctl.h>
-
 /* Everything, from and to everywhere */
 
 enum place { RAM, VRAM, MIXED, HUGE };
@@ -225,31 +222,6 @@ TEST_F_TIMEOUT(verbs, pinned, TIMEOUT_S)
 	verbs_buf_free(_metadata, &data);
 }
 
-/* @len bytes of shared memory as a dma-buf, or -1 */
-static int dmabuf_init(struct __test_metadata *_metadata, unsigned char **p,
-		       size_t len)
-{
-	int memfd = memfd_create("dmabuf", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	int dev = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
-	struct udmabuf_create create = {
-		.memfd = memfd,
-		.flags = UDMABUF_FLAGS_CLOEXEC,
-		.size = len,
-	};
-	int fd;
-
-	ASSERT_LE(0, memfd);
-	ASSERT_EQ(0, ftruncate(memfd, len));
-	ASSERT_EQ(0, fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK));
-	*p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
-	ASSERT_NE(MAP_FAILED, (void *)*p);
-	fd = dev < 0 ? -1 : ioctl(dev, UDMABUF_CREATE, &create);
-	if (dev >= 0)
-		close(dev);
-	close(memfd);
-	return fd;
-}
-
 /* A region of a dma-buf is found and prefetched as one of the process's memory */
 TEST_F_TIMEOUT(verbs, prefetch_dmabuf, TIMEOUT_S)
 {
@@ -260,7 +232,7 @@ TEST_F_TIMEOUT(verbs, prefetch_dmabuf, TIMEOUT_S)
 	unsigned char *p;
 	int fd;
 
-	fd = dmabuf_init(_metadata, &p, len);
+	fd = verbs_dmabuf(_metadata, &p, len);
 	if (fd < 0)
 		SKIP(return, "no udmabuf");
 	verbs_buf_init(_metadata, self, &data, PAGES, BEFORE, VERBS_REMOTE);
@@ -574,6 +546,8 @@ TEST_F_TIMEOUT(verbs, atomic_added, TIMEOUT_S)
 		EXPECT_EQ((long)buf.pages,
 			  verbs_buf_vram(self, &buf, 0, buf.len));
 	verbs_buf_fill(&data, AFTER);
+	/* A page alone: its neighbours do not get their translations back */
+	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0, 1);
 	verbs_copy(_metadata, self, IBV_WR_RDMA_WRITE, &data, 0, &buf, 0,
 		   buf.len);
 	EXPECT_EQ(0, verbs_buf_vram(self, &buf, 0, buf.len));

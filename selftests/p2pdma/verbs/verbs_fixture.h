@@ -18,6 +18,9 @@
 #include "../p2p_harness.h"
 #include "verbs.h"
 
+#include <linux/udmabuf.h>
+#include <sys/ioctl.h>
+
 #ifndef VERBS_GPU_OPTIONAL
 #define VERBS_GPU_OPTIONAL false
 #endif
@@ -247,6 +250,31 @@ static inline void verbs_copy(struct __test_metadata *_metadata,
 						 read ? src : dst, len));
 	memcpy(to->want + P2P_PAGE + to_pos, from->want + P2P_PAGE + from_pos,
 	       len);
+}
+
+/* @len bytes of shared memory as a dma-buf, or -1 */
+static inline int verbs_dmabuf(struct __test_metadata *_metadata,
+			       unsigned char **p, size_t len)
+{
+	int memfd = memfd_create("dmabuf", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int dev = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+	struct udmabuf_create create = {
+		.memfd = memfd,
+		.flags = UDMABUF_FLAGS_CLOEXEC,
+		.size = len,
+	};
+	int fd;
+
+	ASSERT_LE(0, memfd);
+	ASSERT_EQ(0, ftruncate(memfd, len));
+	ASSERT_EQ(0, fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK));
+	*p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+	ASSERT_NE(MAP_FAILED, (void *)*p);
+	fd = dev < 0 ? -1 : ioctl(dev, UDMABUF_CREATE, &create);
+	if (dev >= 0)
+		close(dev);
+	close(memfd);
+	return fd;
 }
 
 /* Where things were before a transfer */
