@@ -11,8 +11,9 @@ pub const DEVICE: u16 = 0x1c03;
 
 /// Registers.
 pub const BAR0_SIZE: u64 = 16 << 20;
-/// The window on instance memory. nouveau calls it BAR2; its PCI number is 3.
-pub const BAR2_SIZE: u64 = 32 << 20;
+/// The window on instance memory. nouveau calls it BAR2; its PCI number is 3. Hardware has 32
+/// MiB. nouveau saves and restores the page tables of all of it, word by word, in each suspend.
+pub const BAR2_SIZE: u64 = 4 << 20;
 
 /// One MSI message.
 pub const VECTORS: Vectors = Vectors {

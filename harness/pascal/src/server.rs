@@ -45,7 +45,7 @@ pub struct Served(Arc<Shared>);
 
 struct Shared {
     gpu: Mutex<Gpu>,
-    /// Signals that a region was written or that QEMU has disconnected.
+    /// Signals that a transfer is delayed, or that QEMU has disconnected.
     changed: Condvar,
     /// QEMU has disconnected. The flag is set with the device locked, so the thread cannot miss
     /// it between its check and its sleep.
@@ -124,8 +124,12 @@ impl ServerBackend for Served {
             VFIO_PCI_BAR3_REGION_INDEX => gpu.bar2_write(at, data),
             _ => {}
         }
+        // Most writes delay nothing, and a system call for each takes time.
+        let is_delayed = gpu.due().is_some();
         drop(gpu);
-        self.0.changed.notify_all();
+        if is_delayed {
+            self.0.changed.notify_all();
+        }
         Ok(())
     }
 
