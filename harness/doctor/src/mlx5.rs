@@ -53,11 +53,10 @@ impl Path {
 
     /// mlx5_odp_p2p_needs_ats()
     fn needs_ats(self, can_use: bool, relaxed: bool) -> bool {
-        let redirects_unless_translated = REQUEST_REDIRECT | DIRECT_TRANSLATED;
         self.is_known
             && can_use
             && relaxed
-            && self.all & redirects_unless_translated == redirects_unless_translated
+            && self.all & REQUEST_REDIRECT != 0
             && self.works(true, relaxed)
     }
 }

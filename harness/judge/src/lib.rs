@@ -297,8 +297,11 @@ fn each_page(vram: &Path, mut look: impl FnMut(u64, &[u8])) -> Result<(), Reason
             let end = extent(&file, SeekFrom::Hole(begin))?.unwrap_or(begin);
             off = begin / PAGE as u64 * PAGE as u64;
             while off < end {
-                if file.read_exact_at(&mut page, off).is_ok() {
-                    look(off, &page);
+                match file.read_exact_at(&mut page, off) {
+                    Ok(()) => look(off, &page),
+                    // A part of a page at the end.
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+                    Err(error) => return Err(error),
                 }
                 off += PAGE as u64;
             }
