@@ -359,11 +359,11 @@ TEST_F_TIMEOUT(odp_fail, sequence, 600)
 static bool add_atomic_between(struct __test_metadata *_metadata,
 			       RDMA_SELF *self)
 {
-	struct queued hold = { .rdma = self };
-	struct queued fault = { .rdma = self };
+	struct p2p_buf buf;
+	struct queued hold = { .rdma = self, .buf = &buf };
+	struct queued fault = hold;
 	struct p2ptest_rdma_page page;
 	struct p2p_stats stats;
-	struct p2p_buf buf;
 	bool between;
 	size_t i;
 
@@ -371,8 +371,6 @@ static bool add_atomic_between(struct __test_metadata *_metadata,
 	rdma_buf_to_vram(_metadata, self, &buf);
 	ASSERT_EQ(0, p2p_stats_read(&stats));
 	ASSERT_EQ(0, p2p_map_fails(&self->gpu, buf.p + VICTIM * P2P_PAGE));
-	hold.buf = &buf;
-	fault.buf = &buf;
 	queued_start(_metadata, &hold, queued_hold);
 	queued_start(_metadata, &fault, queued_fault);
 	EXPECT_EQ(0, rdma_rereg(self->fd, buf.handle, P2PTEST_RDMA_MR_ATOMIC));

@@ -10,10 +10,11 @@ use results::report::Outcome;
 /// content was not freed, or came after the page was freed. Not noticed is a page of zeros that
 /// is in use. Memory of other GPUs, and of a machine that did not end well, is not looked at.
 pub fn outcome(job: &str, spec: &Spec, topology: &Topology, ran: &RunResult) -> Option<Outcome> {
-    if spec.vram_lost || spec.pascal.is_some() || ran.trouble().is_some() {
+    let gpus = topology.gpus.len();
+    if gpus == 0 || spec.vram_lost || spec.pascal.is_some() || ran.trouble().is_some() {
         return None;
     }
-    let troubles = (0..topology.gpus.len()).filter_map(|number| {
+    let troubles = (0..gpus).filter_map(|number| {
         let name = vram(number);
         match neither_free_nor_new(&ran.dir.join(&name)) {
             Ok(pages) => pages.first().map(|first| {
@@ -28,8 +29,8 @@ pub fn outcome(job: &str, spec: &Spec, topology: &Topology, ran: &RunResult) -> 
     });
     let troubles = Vec::from_iter(troubles);
     let trouble = (!troubles.is_empty()).then(|| troubles.join("\n"));
-    (!topology.gpus.is_empty())
-        .then(|| Outcome::unless(job, "the GPU's memory is as the driver left it", trouble))
+    let name = "the GPU's memory is as the driver left it";
+    Some(Outcome::unless(job, name, trouble))
 }
 
 #[cfg(test)]
