@@ -547,4 +547,42 @@ TEST_F_TIMEOUT(p2p_nomem, nic_comes, TIMEOUT_S)
 	EXPECT_LT(10U, nomem->failed);
 }
 
+/*
+ * The module of a driver is loaded. It is in memory already: without memory, 9p forgets
+ * files that its server holds open, and from then on refuses all others.
+ */
+TEST_F_TIMEOUT(p2p_nomem, module_loads, TIMEOUT_S)
+{
+	struct nomem *nomem = &self->nomem;
+	P2P_SELF *p2p = &self->p2p;
+	struct p2p_buf buf;
+	ssize_t len;
+	void *image;
+	int ret;
+
+	p2p_nic_close(&p2p->nic);
+	if (!p2p_driver_unload(_metadata, P2P_NIC_DRIVER))
+		return;
+	len = p2p_module_map(P2P_NIC_DRIVER, &image);
+	ASSERT_LT(0, len);
+	for_each_allocation(nomem, "module is loaded") {
+		ret = p2p_module_unload(P2P_NIC_DRIVER);
+		ASSERT_TRUE(!ret || ret == -ENOENT);
+		NOMEM_CALL_OR(nomem, ret, NOMEM_NO_DRIVERS_DIR,
+			      p2p_module_init(image, len, ""));
+		if (ret)
+			ASSERT_EQ(0, p2p_module_init(image, len, ""));
+		/* The driver may be there without its device */
+		p2p_pci_bind(P2P_NIC_DRIVER, self->nic, -1);
+	}
+	while (p2p_nic_open(&p2p->nic, 0))
+		p2p_sleep_ms(20);
+	p2p_buf_init(_metadata, p2p, &buf, FEW, BEFORE);
+	p2p_buf_to_vram(_metadata, p2p, &buf);
+	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
+	buf_end(_metadata, p2p, &buf, AFTER);
+	munmap(image, len);
+	EXPECT_LT(100U, nomem->failed);
+}
+
 TEST_HARNESS_MAIN

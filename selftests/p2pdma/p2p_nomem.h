@@ -113,6 +113,8 @@ static inline bool nomem_next(struct __test_metadata *_metadata,
 #define NOMEM_NOT_MAPPED	(-EIO)
 /* pci_request_region() does not tell why it fails */
 #define NOMEM_NO_REGION		(-EBUSY)
+/* Nor does module_add_driver(), of the module's folder for its drivers */
+#define NOMEM_NO_DRIVERS_DIR	(-EINVAL)
 
 /* Each half page of the buffer holds pages 0.. of one seed or of the other */
 static inline void nomem_either(struct __test_metadata *_metadata,

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -667,11 +668,12 @@ long p2p_number_in(const char *path, const char *name)
 
 /* Modules */
 
-int p2p_module_load(const char *name, const char *params)
+ssize_t p2p_module_map(const char *name, void **image)
 {
 	const char *dir = getenv("P2PTEST_MODDIR");
 	char path[PATH_MAX];
-	int fd, ret;
+	ssize_t len;
+	int fd;
 
 	if (!dir)
 		return -ENOENT;
@@ -679,8 +681,29 @@ int p2p_module_load(const char *name, const char *params)
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	ret = syscall(SYS_finit_module, fd, params, 0) ? -errno : 0;
+	len = lseek(fd, 0, SEEK_END);
+	*image = mmap(NULL, len, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
+	if (*image == MAP_FAILED)
+		len = -errno;
 	close(fd);
+	return len;
+}
+
+int p2p_module_init(const void *image, size_t len, const char *params)
+{
+	return syscall(SYS_init_module, image, len, params) ? -errno : 0;
+}
+
+int p2p_module_load(const char *name, const char *params)
+{
+	void *image;
+	ssize_t len = p2p_module_map(name, &image);
+	int ret;
+
+	if (len < 0)
+		return len;
+	ret = p2p_module_init(image, len, params);
+	munmap(image, len);
 	return ret;
 }
 

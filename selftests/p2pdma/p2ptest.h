@@ -264,7 +264,10 @@ int p2p_ram_end(__u64 *end);
 /* Sum of the first numbers of the lines that begin with @name, "" for all lines */
 long p2p_number_in(const char *path, const char *name);
 
-/* Load from directory $P2PTEST_MODDIR; -ENOENT if that is not set */
+/* Map the file, from directory $P2PTEST_MODDIR: its length; -ENOENT if that is not set */
+ssize_t p2p_module_map(const char *name, void **image);
+int p2p_module_init(const void *image, size_t len, const char *params);
+/* Both */
 int p2p_module_load(const char *name, const char *params);
 int p2p_module_unload(const char *name);
 /* Load with these parameters, in place of what is loaded if it is */
