@@ -12,7 +12,6 @@ use anyhow::Result;
 use serde::Deserialize;
 
 use crate::diff::Diff;
-use host::git::ask;
 use host::paths::Paths;
 use host::proc::output;
 use host::ui::Ui;
@@ -116,12 +115,7 @@ impl<'a> Checker<'a> {
         };
         let cache = Cache::new(self.paths, self.force);
         let (outcomes, was_cached) = cache.or_find(name, self.inputs()?, look)?;
-        let count = format!("{} tests", outcomes.len());
-        step.done(if was_cached {
-            format!("{count}, {}", cache::HIT)
-        } else {
-            count
-        });
+        step.done(cache::counted(outcomes.len(), was_cached));
         Ok((outcomes, was_cached))
     }
 
@@ -136,10 +130,8 @@ impl<'a> Checker<'a> {
     /// The inputs of the results of [`QUICK`].
     fn inputs(&self) -> Result<Inputs> {
         let mut inputs = Inputs::new()?;
-        inputs.text(&self.tree.base);
-        inputs.text(&self.tree.tip);
         // Some checks read the work tree's files.
-        inputs.text(&ask(&self.tree.dir, &["diff", "HEAD"])?);
+        inputs.tree(&self.tree.dir, &[&self.tree.base, &self.tree.tip])?;
         inputs.path(&self.series.dir)?;
         inputs.path(&self.paths.root.join("qemu"))?;
         Ok(inputs)

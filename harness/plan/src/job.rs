@@ -292,7 +292,13 @@ impl<'a> Job<'a> {
         needs
     }
 
-    /// Whether one of its kernels has the series.
+    /// Whether the kernel that it boots has the series.
+    pub fn boots_series(&self, kernels: &Kernels) -> Result<bool> {
+        Ok(kernels.get(&self.kernel)?.tree == Source::Series)
+    }
+
+    /// Whether one of its kernels has the series: the one that it boots, or the one that its
+    /// programs are from.
     pub fn needs_series(&self, kernels: &Kernels) -> Result<bool> {
         for name in self.needs() {
             if kernels.get(name)?.tree == Source::Series {

@@ -1,5 +1,5 @@
 //! A cache of results that only change when one of their inputs does: tests on the base
-//! kernel, and the kernel scripts' checks of the patches.
+//! kernel, the kernel scripts' checks of the patches, and the tool's own tests.
 //!
 //! Results of the series in a machine are not cached: a second run may find what the first
 //! one missed. Failures are not cached either.
@@ -14,10 +14,19 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::report::Outcome;
+use host::git::ask;
 use host::paths::{Paths, hex};
 
 /// The progress message for a cached result.
 pub const HIT: &str = "as before: nothing has changed";
+
+/// The message at the end of a check that found `count` results.
+pub fn counted(count: usize, was_cached: bool) -> String {
+    match was_cached {
+        true => format!("{count} tests, {HIT}"),
+        false => format!("{count} tests"),
+    }
+}
 
 /// The directory of the cache. `make clean` removes it.
 pub struct Cache {
@@ -152,6 +161,31 @@ impl Inputs {
     /// count, because the same files in another checkout give the same results.
     pub fn path(&mut self, path: &Path) -> Result<()> {
         self.named(&name(path), path)
+    }
+
+    /// Adds the files of a git repository, except those that git ignores.
+    pub fn repository(&mut self, root: &Path) -> Result<()> {
+        let list = [
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ];
+        let files = ask(root, &list)?;
+        // A deleted file is in the list until the deletion is staged.
+        let files = files.split('\0').map(|file| (file, root.join(file)));
+        for (name, file) in files.filter(|(_, file)| file.is_file()) {
+            self.named(Path::new(name), &file)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a kernel's tree: these commits of it, and what its work tree changes.
+    pub fn tree(&mut self, dir: &Path, commits: &[&str]) -> Result<()> {
+        commits.iter().for_each(|commit| self.text(commit));
+        self.text(&ask(dir, &["diff", "HEAD"])?);
+        Ok(())
     }
 
     /// Adds the same under another name.
@@ -334,5 +368,32 @@ mod tests {
                 .path(&dir.path().join("none"))
                 .is_err()
         );
+    }
+
+    #[test]
+    fn each_file_of_a_repository_counts_except_ignored_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let write = |name: &str, text: &str| fs::write(root.join(name), text).unwrap();
+        let key = || {
+            let mut inputs = Inputs(Sha256::new());
+            inputs.repository(root).unwrap();
+            inputs.key()
+        };
+        ask(root, &["init", "-q"]).unwrap();
+        write(".gitignore", "ignored\n");
+        write("staged", "one");
+        ask(root, &["add", "."]).unwrap();
+        let first = key();
+        write("ignored", "one");
+        assert_eq!(key(), first);
+        for name in ["staged", "new"] {
+            write(name, "two");
+            assert_ne!(key(), first, "{name}");
+            fs::remove_file(root.join(name)).unwrap();
+        }
+        assert_ne!(key(), first);
+        write("staged", "one");
+        assert_eq!(key(), first);
     }
 }

@@ -12,6 +12,7 @@ use host::ui::Ui;
 use kernel::series::Series;
 use kernel::tree::Tree;
 use patches::{export, recorded};
+use results::cache::{self, Cache, Inputs};
 use results::report::Outcome;
 use setup::packages;
 
@@ -22,18 +23,48 @@ pub const NAMES: [&str; 3] = ["harness", "style", "drift"];
 /// may have to be downloaded.
 pub const DENY: &str = "deny";
 
-/// Runs the test with that name.
-pub fn run(name: &str, paths: &Paths, ui: &Ui, tree: &Tree) -> Result<Vec<Outcome>> {
+/// The tests whose results are cached.
+pub const CACHED: [&str; 2] = ["harness", "style"];
+
+/// Runs the test with that name. Also returns whether the results came from the cache.
+pub fn run(
+    name: &str,
+    paths: &Paths,
+    ui: &Ui,
+    tree: &Tree,
+    force: bool,
+) -> Result<(Vec<Outcome>, bool)> {
     let step = ui.step(format!("run: {name}"));
-    let outcomes = match name {
-        "harness" => harness(paths)?,
-        "style" => style(paths)?,
-        recorded::NAME => recorded::check(paths, tree)?,
-        DENY => deny(paths, ui)?,
-        _ => vec![drift(paths, tree)?],
+    let look = || match name {
+        "harness" => harness(paths),
+        "style" => style(paths),
+        recorded::NAME => recorded::check(paths, tree),
+        DENY => deny(paths, ui),
+        _ => Ok(vec![drift(paths, tree)?]),
     };
-    step.done(format!("{} tests", outcomes.len()));
-    Ok(outcomes)
+    let (outcomes, was_cached) = if CACHED.contains(&name) {
+        Cache::new(paths, force).or_find(name, inputs(paths, tree)?, look)?
+    } else {
+        (look()?, false)
+    };
+    step.done(cache::counted(outcomes.len(), was_cached));
+    Ok((outcomes, was_cached))
+}
+
+/// The names of [`CACHED`] with cached results.
+pub fn cached(paths: &Paths, tree: &Tree, force: bool) -> Result<Vec<&'static str>> {
+    let (cache, inputs) = (Cache::new(paths, force), inputs(paths, tree)?);
+    let mut names = CACHED.to_vec();
+    names.retain(|name| cache.has(name, inputs.clone()));
+    Ok(names)
+}
+
+/// The inputs of the results of [`CACHED`].
+fn inputs(paths: &Paths, tree: &Tree) -> Result<Inputs> {
+    let mut inputs = Inputs::new()?;
+    inputs.repository(&paths.root)?;
+    inputs.tree(&tree.dir, &[&tree.base, &tree.tip])?;
+    Ok(inputs)
 }
 
 fn cargo(paths: &Paths, args: &[&str]) -> Command {

@@ -145,3 +145,19 @@ fn one_test_of_a_program() {
     assert!(job.has_programs() && job.spec.at_least.is_none());
     assert_eq!(job.runs(), ["a -T z -t x", "b -t x", "a -T z -t x"]);
 }
+
+#[test]
+fn a_job_can_boot_the_base_with_programs_of_the_series() {
+    let topologies = Topologies::read(&root()).unwrap();
+    let kernels = Kernels::read(&root()).unwrap();
+    let jobs = Plan::read(&root()).unwrap();
+    let jobs = jobs.jobs(&topologies).unwrap();
+    let of = |name| {
+        let job = jobs.iter().find(|job| job.name == name).unwrap();
+        let boots = job.boots_series(&kernels).unwrap();
+        (boots, job.needs_series(&kernels).unwrap())
+    };
+    assert_eq!(of("verbs-base/switch"), (false, true));
+    assert_eq!(of("verbs-series/switch"), (true, true));
+    assert_eq!(of("hmm-base/switch"), (false, false));
+}

@@ -124,7 +124,7 @@ impl Run<'_> {
                 } else if **name == *check::TREES {
                     checker.trees(self.ui)?
                 } else {
-                    selfcheck::run(name, self.paths, self.ui, tree)?
+                    selfcheck::run(name, self.paths, self.ui, tree, self.force)?.0
                 });
                 // The times of several topics add up.
                 let taken = report.seconds.entry((*name).to_owned()).or_default();

@@ -7,6 +7,7 @@ use comfy_table::{Table, presets};
 
 use super::choice::{Choice, Selection};
 use crate::cli::run::Run;
+use crate::cli::selfcheck;
 use host::status::Verdict;
 use host::ui::seconds;
 use kernel::series::Series;
@@ -47,7 +48,7 @@ impl Run<'_> {
         let tools = setup::places(self.paths);
         let booter = self.booter(&tools, &topologies);
         let is_cached = |job: &Job<'_>| -> Result<&str> {
-            if job.needs_series(&kernels)? || choice.test.is_some() || choice.repeat.is_some() {
+            if job.boots_series(&kernels)? || choice.test.is_some() || choice.repeat.is_some() {
                 return Ok("never");
             }
             let has_qemu = || setup::qemu::there(self.paths, self.qemu.as_deref()).is_some();
@@ -81,7 +82,9 @@ impl Run<'_> {
             } else {
                 let cached = match name.as_str() {
                     name if checks.contains(&name) => "yes",
-                    name if check::QUICK.contains(&name) => "no",
+                    name if check::QUICK.contains(&name) || selfcheck::CACHED.contains(&name) => {
+                        "no"
+                    }
                     _ => "never",
                 };
                 row.extend(["-", "-", "a check", cached].map(str::to_owned));
@@ -97,6 +100,8 @@ impl Run<'_> {
     fn cached_checks(&self) -> Result<Vec<&'static str>> {
         let tree = tree::open(self.paths)?;
         let series = Series::read(&self.paths.root)?;
-        Checker::new(self.paths, &tree, series, self.force)?.cached()
+        let mut names = selfcheck::cached(self.paths, &tree, self.force)?;
+        names.extend(Checker::new(self.paths, &tree, series, self.force)?.cached()?);
+        Ok(names)
     }
 }

@@ -174,7 +174,7 @@ impl<'a> Round<'a> {
         run_all(looks, self.run.jobs(), |name| {
             let start = Instant::now();
             let (outcomes, was_cached) = if selfcheck::NAMES.contains(&name) {
-                (selfcheck::run(name, paths, ui, tree)?, false)
+                selfcheck::run(name, paths, ui, tree, self.run.force)?
             } else {
                 checker.quick(ui, name)?
             };
@@ -261,7 +261,7 @@ impl<'a> Round<'a> {
             let aside = || booter.set_aside(&job.name);
             retried(self.choice.retries, aside, || jobs::run(job, booter))
         };
-        let (outcomes, was_cached) = if job.needs_series(self.kernels)? || !is_cacheable {
+        let (outcomes, was_cached) = if job.boots_series(self.kernels)? || !is_cacheable {
             (run()?, false)
         } else {
             let inputs = jobs::inputs(job, booter)?;
