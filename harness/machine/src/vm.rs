@@ -350,7 +350,7 @@ impl Booter<'_> {
         command.arg("--run").arg(boot.kernel.image());
         // QEMU's arguments decide about KVM. vng cannot use the virtiofsd of Debian 12.
         command.args(["--disable-kvm", "--force-9p", "--verbose", "--rwdir", "out"]);
-        command.args(["--memory", &self.machine.memory]);
+        command.args(["--memory", self.machine.memory(boot.topology)]);
         let cpus = boot.cpus.unwrap_or(self.machine.cpus);
         command.args(["--cpus", &cpus.to_string()]);
         let qemu = match boot.kind {

@@ -27,6 +27,9 @@ pub struct Topology {
     /// QEMU's CPU model. From it, the kernel decides whether a host bridge can forward
     /// peer-to-peer requests.
     pub cpu: String,
+    /// The guest's memory, as QEMU writes sizes, if it is not that of machine.toml.
+    #[serde(default)]
+    pub memory: Option<String>,
     /// Added to the kernel's command line.
     #[serde(default)]
     pub append: Vec<String>,
@@ -224,6 +227,11 @@ impl Machine {
         self.append.iter().chain(own)
     }
 
+    /// The guest's memory in a topology, as QEMU writes sizes.
+    pub fn memory<'a>(&'a self, topology: &'a Topology) -> &'a str {
+        topology.memory.as_deref().unwrap_or(&self.memory)
+    }
+
     /// QEMU's arguments for a kind of machine in a topology. `icount` replaces the
     /// machine's. File names are relative to QEMU's directory.
     pub fn qemu(
@@ -245,7 +253,7 @@ impl Machine {
             Kind::Parallel => {
                 add("-accel", self.parallel.accel.clone());
                 // QEMU passes this file to the model, which does DMA in it as a NIC does.
-                let memory = &self.memory;
+                let memory = self.memory(topology);
                 add(
                     "-object",
                     format!("memory-backend-memfd,id=ram,share=on,size={memory}"),
@@ -588,6 +596,11 @@ mod tests {
         assert!(!parallel.contains("-icount") && !parallel.contains("edu,"));
         assert!(parallel.contains("-accel tcg,thread=multi "));
         assert!(parallel.contains("size=2G -machine memory-backend=ram "));
+        let large = topologies.get("large").unwrap();
+        assert_eq!(topologies.machine.memory(large), "6G");
+        let models = &Models::default();
+        let large = topologies.machine.qemu(Kind::Parallel, models, None, large);
+        assert!(large.join(" ").contains("size=6G -machine memory-backend=ram "));
         // In a counting machine, this option would change the figures.
         let fast_strings = "-global x86_64-cpu.erms=off ";
         assert!(parallel.contains(fast_strings) && !counting.contains(fast_strings));
