@@ -628,4 +628,21 @@ TEST_F_TIMEOUT(p2p, no_huge_page, TIMEOUT_S)
 	p2p_buf_free(_metadata, self, &buf);
 }
 
+/* The same if the GPU brings all of them home */
+TEST_F_TIMEOUT(p2p, no_huge_page_by_gpu, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	if (!p2p_buf_init_huge(_metadata, self, &buf, BEFORE))
+		return;
+	p2p_buf_to_vram(_metadata, self, &buf);
+	if (!p2p_huge_pages_fail(_metadata, true))
+		return;
+	EXPECT_LE(0, p2p_gpu_to_host(&self->gpu, buf.p, buf.len));
+	p2p_huge_pages_fail(_metadata, false);
+	EXPECT_EQ(0, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	p2p_buf_cpu_read(_metadata, &buf, BEFORE);
+	p2p_buf_free(_metadata, self, &buf);
+}
+
 TEST_HARNESS_MAIN
