@@ -377,6 +377,10 @@ TEST_F_TIMEOUT(p2p, overcommit, TIMEOUT_S)
 	EXPECT_LE(now.pages_used, now.vram_size / P2P_PAGE);
 	/* It was not simply refused: VRAM is in use, nearly all of it */
 	EXPECT_LE(now.vram_size / P2P_PAGE / 4 * 3, now.pages_used);
+	/* One chunk left after the other: the newest pages are all there */
+	pos = big.len - now.vram_size / 4 * 3;
+	EXPECT_EQ((long)((big.len - pos) / P2P_PAGE),
+		  p2p_gpu_resident(&self->gpu, big.p + pos, big.len - pos));
 
 	/* The oldest pages had to go, and the NIC knows */
 	EXPECT_EQ(0, p2p_gpu_resident(&self->gpu, buf.p, buf.len));

@@ -324,6 +324,15 @@ fn chunks(len: u64) -> impl Iterator<Item = (u64, usize)> {
         .map(move |at| (at, CHUNK.min(len - at) as usize))
 }
 
+/// Checks that no write through BAR1 comes after the copy engine's although it was earlier.
+fn will_write(context: &mut Context<'_>, to: Address, len: u64) {
+    if let Address::Physical(place) = to
+        && let Some(why) = context.witness.posted.written_early(place, len)
+    {
+        context.witness.violation(&why);
+    }
+}
+
 fn copy(
     context: &mut Context<'_>,
     from: Address,
@@ -334,10 +343,11 @@ fn copy(
     // nouveau copies pages of processes by physical addresses. It orders what it writes to
     // buffers by other means.
     if let Address::Physical(place) = from
-        && let Some(late) = context.witness.posted.late(place, len)
+        && let Some(why) = context.witness.posted.read_early(place, len)
     {
-        context.witness.violation(&late);
+        context.witness.violation(&why);
     }
+    will_write(context, to, len);
     let mut data = vec![0; CHUNK.min(len) as usize];
     for (at, here) in chunks(len) {
         from.after(at).read(context, &mut data[..here])?;
@@ -374,6 +384,7 @@ fn fill(
     len: u64,
     late: bool,
 ) -> Result<(), Fault> {
+    will_write(context, to, len);
     // A chunk's size need not be a multiple of the pattern, which may have 3 bytes.
     let room = (CHUNK.min(len) as usize).next_multiple_of(pattern.len());
     let data: Vec<u8> = pattern.iter().copied().cycle().take(room).collect();

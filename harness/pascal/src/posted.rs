@@ -1,6 +1,6 @@
 //! With `--posted`: writes through BAR1 reach video memory late, unless the driver waits for
-//! them. The model writes at once, and takes a copy of what may not be there yet for a
-//! violation.
+//! them. The model writes at once. If the copy engine reads or writes where such a write may
+//! still be on its way, that is a violation.
 
 use std::collections::BTreeSet;
 
@@ -34,13 +34,22 @@ impl Posted {
     }
 
     /// Why the copy engine may have read old data.
-    pub fn late(&self, from: Place, len: u64) -> Option<String> {
-        if from.aperture != Aperture::Vram {
+    pub fn read_early(&self, from: Place, len: u64) -> Option<String> {
+        self.late(from, len, "copied")
+    }
+
+    /// Why what the copy engine writes may be overwritten.
+    pub fn written_early(&self, to: Place, len: u64) -> Option<String> {
+        self.late(to, len, "filled")
+    }
+
+    fn late(&self, place: Place, len: u64, was: &str) -> Option<String> {
+        if place.aperture != Aperture::Vram {
             return None;
         }
-        let page = self.pages.range(pages(from, len)).next()?;
+        let page = self.pages.range(pages(place, len)).next()?;
         Some(format!(
-            "{} was copied, and the driver has not waited for what was written there through BAR1",
+            "{} was {was}, and the driver has not waited for what was written there through BAR1",
             Place::vram(page * PAGE)
         ))
     }
@@ -56,19 +65,20 @@ mod tests {
     fn pages_are_late_until_the_driver_waits() {
         let mut posted = Posted::default();
         posted.write(Place::vram(0x5ffc), 8);
-        assert_eq!(posted.late(Place::vram(0x5000), 4096), None);
+        assert_eq!(posted.read_early(Place::vram(0x5000), 4096), None);
         posted.is_watched = true;
         posted.write(Place::vram(0x5ffc), 8);
         posted.write(ram(0), 8);
         let is_late = |posted: &Posted, page: u64, pages: u64| {
-            let late = posted.late(Place::vram(page * PAGE), pages * PAGE);
+            let late = posted.read_early(Place::vram(page * PAGE), pages * PAGE);
             late.is_some()
         };
         for (page, pages, late) in [(4, 1, false), (5, 1, true), (6, 1, true), (7, 9, false)] {
             assert_eq!(is_late(&posted, page, pages), late, "{page}");
         }
         assert!(is_late(&posted, 0, 16));
-        assert_eq!(posted.late(ram(0), 4096), None);
+        assert!(posted.written_early(Place::vram(0x5000), PAGE).is_some());
+        assert_eq!(posted.read_early(ram(0), 4096), None);
         posted.flush();
         assert!(!is_late(&posted, 0, 16));
     }

@@ -600,7 +600,11 @@ mod tests {
         assert_eq!(topologies.machine.memory(large), "6G");
         let models = &Models::default();
         let large = topologies.machine.qemu(Kind::Parallel, models, None, large);
-        assert!(large.join(" ").contains("size=6G -machine memory-backend=ram "));
+        assert!(
+            large
+                .join(" ")
+                .contains("size=6G -machine memory-backend=ram ")
+        );
         // In a counting machine, this option would change the figures.
         let fast_strings = "-global x86_64-cpu.erms=off ";
         assert!(parallel.contains(fast_strings) && !counting.contains(fast_strings));

@@ -1516,29 +1516,52 @@ TEST_F_TIMEOUT(nouveau_nic, pages, TIMEOUT_S)
 
 /*
  * Where the GPU has nothing of the process mapped, and so nothing to unmap, which
- * would also wait for what the NIC has written
+ * would also wait for what the NIC has written: it writes to pages there
  */
-TEST_F_TIMEOUT(nouveau_nic, pages_unmapped, TIMEOUT_S)
+static void write_unmapped(struct __test_metadata *_metadata, SELF_NIC *self,
+			   struct p2p_buf *buf)
 {
-	struct p2p_buf buf = { .pages = 2, .len = 2 * P2P_PAGE };
 	unsigned char data[2 * P2P_PAGE];
 
-	buf.p = mmap((void *)NOUVEAU_UNMANAGED_ADDR, buf.len,
-		     PROT_READ | PROT_WRITE,
-		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-	ASSERT_EQ((void *)NOUVEAU_UNMANAGED_ADDR, buf.p);
-	p2p_fill(buf.p, BEFORE, 0, buf.len);
-	to_vram(_metadata, self->fd, &buf);
-	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf.p, buf.len,
-				 P2PTEST_NIC_MR_WRITE, &buf.handle));
-	p2p_fill(data, AFTER, 0, buf.len);
-	EXPECT_EQ(0, p2p_nic_write(&self->nic, buf.handle, buf.p, data,
-				   buf.len, NULL));
-	EXPECT_EQ(p2p_peer_path(self->path) ? (long)buf.pages : 0,
-		  nouveau_resident(buf.p, buf.len));
+	buf->pages = 2;
+	buf->len = sizeof(data);
+	buf->p = mmap((void *)NOUVEAU_UNMANAGED_ADDR, buf->len,
+		      PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	ASSERT_EQ((void *)NOUVEAU_UNMANAGED_ADDR, buf->p);
+	p2p_fill(buf->p, BEFORE, 0, buf->len);
+	to_vram(_metadata, self->fd, buf);
+	ASSERT_EQ(0, p2p_nic_reg(&self->nic, buf->p, buf->len,
+				 P2PTEST_NIC_MR_WRITE, &buf->handle));
+	p2p_fill(data, AFTER, 0, buf->len);
+	EXPECT_EQ(0, p2p_nic_write(&self->nic, buf->handle, buf->p, data,
+				   buf->len, NULL));
+	EXPECT_EQ(p2p_peer_path(self->path) ? (long)buf->pages : 0,
+		  nouveau_resident(buf->p, buf->len));
+}
+
+TEST_F_TIMEOUT(nouveau_nic, pages_unmapped, TIMEOUT_S)
+{
+	struct p2p_buf buf;
+
+	write_unmapped(_metadata, self, &buf);
 	all_home(_metadata, &buf, AFTER);
 	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
 	buf_free(_metadata, &buf);
+}
+
+/* What the NIC has written is not in the way of who gets the video memory next */
+TEST_F_TIMEOUT(nouveau_nic, pages_used_again, TIMEOUT_S)
+{
+	struct p2p_buf buf, other;
+
+	write_unmapped(_metadata, self, &buf);
+	buf_free(_metadata, &buf);
+	p2p_buf_alloc(_metadata, &other, buf.pages, OTHER);
+	to_vram(_metadata, self->fd, &other);
+	all_home(_metadata, &other, OTHER);
+	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
+	buf_free(_metadata, &other);
 }
 
 /* A page that is reached, comes home, and is somewhere else the next time */
