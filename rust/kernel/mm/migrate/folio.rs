@@ -200,4 +200,13 @@ mod tests {
         }
         Ok(())
     }
+
+    /// A folio has no page behind its last one.
+    #[test]
+    fn has_an_end() -> Result {
+        let mut folio = HostFolio::anywhere(0, false).ok_or(ENOMEM)?;
+
+        assert!(folio.with_page(1, |_| ()).is_none());
+        Ok(())
+    }
 }
