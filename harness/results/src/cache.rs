@@ -145,10 +145,14 @@ impl Inputs {
             self.path(list)?;
         }
         if lists.is_empty() {
-            // Without a package database, no two moments are the same.
-            self.text(&format!("{:?}", SystemTime::now()));
+            self.unknown();
         }
         Ok(())
+    }
+
+    /// Adds something that nobody can look at, so that no two keys are the same.
+    fn unknown(&mut self) {
+        self.text(&format!("{:?}", SystemTime::now()));
     }
 
     /// Adds a text.
@@ -172,7 +176,11 @@ impl Inputs {
             "--others",
             "--exclude-standard",
         ];
-        let files = ask(root, &list)?;
+        let Ok(files) = ask(root, &list) else {
+            // An unpacked archive.
+            self.unknown();
+            return Ok(());
+        };
         // A deleted file is in the list until the deletion is staged.
         let files = files.split('\0').map(|file| (file, root.join(file)));
         for (name, file) in files.filter(|(_, file)| file.is_file()) {
@@ -380,9 +388,10 @@ mod tests {
             inputs.repository(root).unwrap();
             inputs.key()
         };
+        write("staged", "one");
+        assert_ne!(key(), key(), "without git");
         ask(root, &["init", "-q"]).unwrap();
         write(".gitignore", "ignored\n");
-        write("staged", "one");
         ask(root, &["add", "."]).unwrap();
         let first = key();
         write("ignored", "one");
