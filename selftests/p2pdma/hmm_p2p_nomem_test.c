@@ -498,12 +498,24 @@ TEST_F_TIMEOUT(p2p_nomem, gpu_goes, TIMEOUT_S)
 		}
 }
 
+/* Both devices are there, and the NIC reaches the GPU */
+static void nic_writes(struct __test_metadata *_metadata, P2P_SELF *p2p)
+{
+	struct p2p_buf buf;
+
+	while (p2p->nic.fd < 0 && p2p_nic_open(&p2p->nic, 0))
+		p2p_sleep_ms(20);
+	p2p_buf_init(_metadata, p2p, &buf, FEW, BEFORE);
+	p2p_buf_to_vram(_metadata, p2p, &buf);
+	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
+	buf_end(_metadata, p2p, &buf, AFTER);
+}
+
 /* A driver does not get its device, but will */
 TEST_F_TIMEOUT(p2p_nomem, gpu_comes, TIMEOUT_S)
 {
 	struct nomem *nomem = &self->nomem;
 	P2P_SELF *p2p = &self->p2p;
-	struct p2p_buf buf;
 	int ret;
 
 	for_each_allocation(nomem, "GPU binds") {
@@ -516,10 +528,7 @@ TEST_F_TIMEOUT(p2p_nomem, gpu_comes, TIMEOUT_S)
 		while (p2p_gpu_open(&p2p->gpu, 0))
 			p2p_sleep_ms(20);
 	}
-	p2p_buf_init(_metadata, p2p, &buf, FEW, BEFORE);
-	p2p_buf_to_vram(_metadata, p2p, &buf);
-	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
-	buf_end(_metadata, p2p, &buf, AFTER);
+	nic_writes(_metadata, p2p);
 	EXPECT_LT(20U, nomem->failed);
 }
 
@@ -527,7 +536,6 @@ TEST_F_TIMEOUT(p2p_nomem, nic_comes, TIMEOUT_S)
 {
 	struct nomem *nomem = &self->nomem;
 	P2P_SELF *p2p = &self->p2p;
-	struct p2p_buf buf;
 	int ret;
 
 	for_each_allocation(nomem, "NIC binds") {
@@ -538,12 +546,7 @@ TEST_F_TIMEOUT(p2p_nomem, nic_comes, TIMEOUT_S)
 		if (ret)
 			ASSERT_EQ(0, p2p_pci_bind(P2P_NIC_DRIVER, self->nic, 0));
 	}
-	while (p2p_nic_open(&p2p->nic, 0))
-		p2p_sleep_ms(20);
-	p2p_buf_init(_metadata, p2p, &buf, FEW, BEFORE);
-	p2p_buf_to_vram(_metadata, p2p, &buf);
-	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
-	buf_end(_metadata, p2p, &buf, AFTER);
+	nic_writes(_metadata, p2p);
 	EXPECT_LT(10U, nomem->failed);
 }
 
@@ -555,7 +558,6 @@ TEST_F_TIMEOUT(p2p_nomem, module_loads, TIMEOUT_S)
 {
 	struct nomem *nomem = &self->nomem;
 	P2P_SELF *p2p = &self->p2p;
-	struct p2p_buf buf;
 	ssize_t len;
 	void *image;
 	int ret;
@@ -575,12 +577,7 @@ TEST_F_TIMEOUT(p2p_nomem, module_loads, TIMEOUT_S)
 		/* The driver may be there without its device */
 		p2p_pci_bind(P2P_NIC_DRIVER, self->nic, -1);
 	}
-	while (p2p_nic_open(&p2p->nic, 0))
-		p2p_sleep_ms(20);
-	p2p_buf_init(_metadata, p2p, &buf, FEW, BEFORE);
-	p2p_buf_to_vram(_metadata, p2p, &buf);
-	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
-	buf_end(_metadata, p2p, &buf, AFTER);
+	nic_writes(_metadata, p2p);
 	munmap(image, len);
 	EXPECT_LT(100U, nomem->failed);
 }
