@@ -196,3 +196,38 @@ fn transfers_fail_when_there_are_none_left() {
     let injected = Err(Refused::Fault(Fault::Injected));
     assert_eq!(engine.methods(&[launch]), injected);
 }
+
+#[test]
+fn a_transfer_before_earlier_writes_have_arrived_is_a_violation() {
+    const PLACE: u32 = 0x10_0000;
+    // Aperture and address
+    let (vram, host) = ((0, PLACE), (1, ram(0).address as u32));
+    let copy = |from: (u32, u32), to: (u32, u32)| {
+        [
+            (SET_SRC_PHYS_MODE, from.0),
+            (OFFSET_IN_LOWER, from.1),
+            (SET_DST_PHYS_MODE, to.0),
+            (OFFSET_OUT_LOWER, to.1),
+            (LINE_LENGTH_IN, 4),
+            (LAUNCH_DMA, PLAIN | SRC_IS_PHYSICAL | DST_IS_PHYSICAL),
+        ]
+    };
+    let fill = [
+        (SET_DST_PHYS_MODE, 0),
+        (OFFSET_OUT_LOWER, PLACE),
+        (SET_REMAP_CONST_A, 0),
+        (SET_REMAP_COMPONENTS, 3 << 16 | 4),
+        (LINE_LENGTH_IN, 1),
+        (LAUNCH_DMA, PLAIN | REMAP | DST_IS_PHYSICAL),
+    ];
+    for methods in [copy(vram, host), copy(host, vram), fill] {
+        let mut engine = Engine::new();
+        engine.witness.posted.is_watched = true;
+        engine.witness.posted.write(Place::vram(PLACE.into()), 4);
+        assert_eq!(engine.methods(&methods), Ok(true));
+        assert_eq!(engine.witness.totals.violations, 1, "{methods:?}");
+        engine.witness.posted.flush();
+        assert_eq!(engine.methods(&methods), Ok(true));
+        assert_eq!(engine.witness.totals.violations, 1, "{methods:?}");
+    }
+}
