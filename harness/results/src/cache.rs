@@ -176,8 +176,10 @@ impl Inputs {
             "--others",
             "--exclude-standard",
         ];
-        let Ok(files) = ask(root, &list) else {
-            // An unpacked archive.
+        // Without one of its own, git looks at a repository further up.
+        let is_repository = root.join(".git").exists();
+        let Some(files) = is_repository.then(|| ask(root, &list).ok()).flatten() else {
+            // An unpacked archive, or a repository that git refuses to read.
             self.unknown();
             return Ok(());
         };
@@ -381,7 +383,10 @@ mod tests {
     #[test]
     fn each_file_of_a_repository_counts_except_ignored_ones() {
         let dir = tempfile::tempdir().unwrap();
-        let root = dir.path();
+        ask(dir.path(), &["init", "-q"]).unwrap();
+        fs::write(dir.path().join(".gitignore"), "*\n").unwrap();
+        let root = &dir.path().join("archive");
+        fs::create_dir(root).unwrap();
         let write = |name: &str, text: &str| fs::write(root.join(name), text).unwrap();
         let key = || {
             let mut inputs = Inputs(Sha256::new());
