@@ -2,11 +2,11 @@
 //! kmemleak, and every other BUG or WARNING.
 
 /// The text that starts a report.
-const MARKS: [&str; 23] = [
+const MARKS: [&str; 26] = [
     "BUG:",
     "kernel BUG at",
     "WARNING:",
-    "------------[ cut here ]",
+    CUT_HERE,
     "KASAN:",
     "UBSAN:",
     "Oops:",
@@ -27,6 +27,29 @@ const MARKS: [&str; 23] = [
     "hung_task:",
     // Memory of a GPU that is gone.
     "device private memory: content of page",
+    // An IOMMU stopped DMA: VT-d, virtio-iommu.
+    "DMAR: [DMA",
+    " fault from EP ",
+    // The log has gaps.
+    "printk messages dropped",
+];
+
+const CUT_HERE: &str = "------------[ cut here ]";
+
+/// The text that starts a report, even after the first lines of another one.
+const STARTS: [&str; 12] = [
+    CUT_HERE,
+    "BUG:",
+    "kernel BUG at",
+    "INFO: task ",
+    "DMA-API: ",
+    "Bad rss-counter",
+    "new suspected memory leaks",
+    "hung_task:",
+    "device private memory: content of page",
+    "DMAR: [DMA",
+    " fault from EP ",
+    "printk messages dropped",
 ];
 
 /// The text that ends a warning or a sanitizer report.
@@ -48,16 +71,33 @@ pub fn reports(log: &str) -> Vec<String> {
             at += 1;
             continue;
         }
-        let end = lines.len().min(at + CONTEXT);
-        // A report ends at the kernel's end mark, if there is one. What follows is another
-        // report, even if this one is allowed.
-        let end = (at + 1..end)
-            .find(|&line| ENDS.iter().any(|mark| lines[line].contains(mark)))
-            .map_or(end, |line| line + 1);
+        // What follows is another report, even if this one is allowed.
+        let end = at + length(&lines[at..]);
         found.push(lines[at..end].join("\n"));
         at = end;
     }
     found
+}
+
+/// The number of lines of the report that begins with these lines. It ends at the kernel's end
+/// mark, if there is one, or before another report.
+fn length(lines: &[&str]) -> usize {
+    let has = |line: &str, marks: &[&str]| marks.iter().any(|mark| line.contains(mark));
+    if lines[0].contains("DMA-API: ") {
+        return 1;
+    }
+    let most = lines.len().min(CONTEXT);
+    for (at, line) in lines[..most].iter().enumerate().skip(1) {
+        if has(line, &ENDS) {
+            return at + 1;
+        }
+        // The line below "cut here" says what it is.
+        let is_title = at == 1 && lines[0].contains(CUT_HERE);
+        if has(line, &STARTS) && !is_title {
+            return at;
+        }
+    }
+    most
 }
 
 /// Whether a test causes the report on purpose. The first lines of a report identify it.
@@ -108,6 +148,9 @@ mod tests {
             "kernel BUG at mm/memory.c:1!",
             "refcount_t: underflow; use-after-free.",
             "rust_kernel: device private memory: content of page 7 lost",
+            "DMAR: [DMA Write NO_PASID] Request device [02:00.0] fault addr 0xffff0000",
+            "virtio_iommu virtio0: page fault from EP 16 at 0x1000 [ W ]",
+            "** 17 printk messages dropped **",
         ] {
             let log = format!("[    1.000000] {line}\n[    1.0] after\n");
             assert_eq!(reports(&log).len(), 1, "{line}");
@@ -141,6 +184,34 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert!(is_allowed(&found[0], &allowed));
         assert!(!is_allowed(&found[1], &allowed));
+    }
+
+    #[test]
+    fn a_line_that_is_allowed_hides_nothing_after_it() {
+        let line = "[ 1.0] DMA-API: cacheline tracking ENOMEM, dma-debug disabled";
+        let warning = "[ 1.0] ------------[ cut here ]------------\n\
+                       [ 1.0] DMA-API: nic: device driver frees DMA memory\n\
+                       [ 1.0] WARNING: CPU: 0 PID: 1 at a.c:1\n\
+                       [ 1.0] Modules linked in:\n";
+        let allowed = ["cacheline tracking ENOMEM".to_owned()];
+        let found = reports(&format!("{line}\n{warning}"));
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(is_allowed(&found[0], &allowed));
+        assert!(!is_allowed(&found[1], &allowed));
+        assert!(found[1].ends_with("linked in:"), "a warning has its text");
+        let later = [
+            "BUG: sleeping function called from invalid context at a.c:1",
+            "BUG: Bad rss-counter state mm:1 type:2 val:3",
+            "kmemleak: 1 new suspected memory leaks",
+            "INFO: task sh:1 blocked for more than 120 seconds.",
+        ];
+        for later in later {
+            // Neither forgives the other.
+            let found = reports(&format!("{warning}[ 1.0] {later}\n{line}\n"));
+            assert_eq!(found.len(), 3, "{found:?}");
+            assert!(found[1].contains(later));
+            assert!(!is_allowed(&found[1], &allowed));
+        }
     }
 
     #[test]
