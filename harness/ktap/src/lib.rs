@@ -172,11 +172,11 @@ impl Reader {
             self.close();
         }
         let Some(level) = self.levels.pop() else {
-            return vec![failure("report", "no KTAP version line", self.log)];
+            return vec![failure(REPORT, "no KTAP version line", self.log)];
         };
         let mut cases = level.finish();
         if let Some(why) = self.bail {
-            cases.push(failure("bail out", &why, self.log));
+            cases.push(failure(BAIL_OUT, &why, self.log));
         } else if let Some(case) = cases.iter_mut().find(|case| case.name.ends_with(MISSING)) {
             if let Some(name) = self.log.iter().rev().find_map(|line| running(line)) {
                 case.name = case.name.replace(MISSING, name);
@@ -190,6 +190,11 @@ impl Reader {
 
 /// The end of the name of the case that stands for missing results.
 const MISSING: &str = "planned tests";
+const REPORT: &str = "report";
+const BAIL_OUT: &str = "bail out";
+
+/// The ends of names of cases that are no tests, but stand for a failure of the whole output.
+pub const OF_OUTPUT: [&str; 3] = [MISSING, REPORT, BAIL_OUT];
 
 impl Level {
     fn finish(self) -> Vec<Case> {

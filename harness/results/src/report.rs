@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use ktap::{Case, Status};
 use serde::{Deserialize, Serialize};
 
@@ -185,6 +185,29 @@ impl Report {
         )
     }
 
+    /// The tests that failed before they passed.
+    pub fn flaky(&self) -> impl Iterator<Item = &Outcome> {
+        self.outcomes
+            .iter()
+            .filter(|outcome| !outcome.flaky.is_empty())
+    }
+
+    /// Adds what was flaky in earlier rounds. Of a test that now failed, the failure counts.
+    pub fn add_flaky(&mut self, earlier: Vec<Outcome>) {
+        for earlier in earlier {
+            let is_same = |outcome: &&mut Outcome| {
+                outcome.suite == earlier.suite && outcome.name == earlier.name
+            };
+            match self.outcomes.iter_mut().find(is_same) {
+                Some(outcome) if outcome.status == Status::Passed => {
+                    outcome.flaky.splice(..0, earlier.flaky);
+                }
+                Some(_) => (),
+                None => self.outcomes.push(earlier),
+            }
+        }
+    }
+
     /// Counts a suite as skipped that there was no time for.
     pub fn leave_out(&mut self, suite: &str, why: &str) {
         self.left_out.insert(suite.to_owned());
@@ -210,7 +233,7 @@ impl Report {
                 }
             }
         }
-        for outcome in self.outcomes.iter().filter(|o| !o.flaky.is_empty()) {
+        for outcome in self.flaky() {
             let (suite, name, times) = (&outcome.suite, &outcome.name, outcome.flaky.len());
             let first = outcome.flaky[0].lines().next().unwrap_or_default();
             text.push_str(&format!(
@@ -250,22 +273,33 @@ impl Report {
     /// Sets the files of an earlier run aside, so that nobody takes them for this run's.
     /// [`Report::previous`] still finds that report, even if this run is interrupted.
     pub fn put_aside(dir: &Path) {
-        let _ = fs::rename(dir.join(JSON), dir.join(PREVIOUS));
+        let json = dir.join(JSON);
+        if read(&json).is_ok_and(|report| report.picked_nothing()) {
+            let _ = fs::remove_file(json);
+        } else {
+            let _ = fs::rename(json, dir.join(PREVIOUS));
+        }
         for name in [JUNIT, PAGE] {
             let _ = fs::remove_file(dir.join(name));
         }
     }
 
-    /// The report of the last run.
+    /// The report of the last run that picked any tests.
     pub fn previous(dir: &Path) -> Result<Self> {
         // The file has its old name until a new run sets it aside.
-        let files = [dir.join(JSON), dir.join(PREVIOUS)];
-        let file = files
-            .iter()
-            .find(|file| file.is_file())
-            .unwrap_or(&files[0]);
-        let text = fs::read(file).with_context(|| file.display().to_string())?;
-        serde_json::from_slice(&text).with_context(|| file.display().to_string())
+        match read(&dir.join(JSON)) {
+            Ok(report) if !report.picked_nothing() => Ok(report),
+            last => read(&dir.join(PREVIOUS)).or_else(|_| {
+                last?;
+                bail!("the last run was aborted before it picked any tests")
+            }),
+        }
+    }
+
+    /// Whether an error ended the run before it knew what to run. Then it says nothing about
+    /// what failed or was not reached.
+    fn picked_nothing(&self) -> bool {
+        self.aborted.is_some() && self.picked.is_empty()
     }
 
     /// The suites to run again: suites with a failure, and suites that an aborted run did
@@ -327,6 +361,11 @@ impl Report {
     }
 }
 
+fn read(file: &Path) -> Result<Report> {
+    let text = fs::read(file).with_context(|| file.display().to_string())?;
+    serde_json::from_slice(&text).with_context(|| file.display().to_string())
+}
+
 /// Writes the HTML page of a report and prints its path.
 pub fn write_page(paths: &Paths, report: &impl Serialize, file: &Path) -> Result<()> {
     let report = serde_json::from_value(serde_json::to_value(report)?)?;
@@ -340,8 +379,8 @@ pub fn write_page(paths: &Paths, report: &impl Serialize, file: &Path) -> Result
 }
 
 /// Runs a job, and again up to `retries` times while something in it fails. A test that
-/// failed before it passed is flaky. `set_aside` keeps the files of a failed run and
-/// returns where they are.
+/// failed before it passed is flaky. A test that is skipped or absent later stays failed.
+/// `set_aside` keeps the files of a failed run and returns where they are.
 pub fn retried(
     retries: u32,
     set_aside: impl Fn() -> Result<String>,
@@ -368,15 +407,25 @@ pub fn retried(
         let is_same = |outcome: &&mut Outcome| outcome.name == failed.name;
         match outcomes.iter_mut().find(is_same) {
             Some(outcome) if outcome.status == Status::Failed => (),
-            Some(outcome) => outcome.flaky.push(failed.reason),
-            // This test only appears when it fails.
-            None => outcomes.push(Outcome {
-                flaky: vec![failed.reason],
-                ..Outcome::passed(&failed.suite, &failed.name)
-            }),
+            Some(outcome) if outcome.status == Status::Passed => outcome.flaky.push(failed.reason),
+            Some(outcome) => *outcome = failed,
+            // These only appear when they are failures.
+            None if is_of_run(&failed.name) => {
+                outcomes.push(Outcome {
+                    flaky: vec![failed.reason],
+                    ..Outcome::passed(&failed.suite, &failed.name)
+                });
+            }
+            None => outcomes.push(failed),
         }
     }
     Ok(outcomes)
+}
+
+/// Whether a result of that name is no test, and only appears when it is a failure.
+fn is_of_run(name: &str) -> bool {
+    let mut ends = ktap::OF_OUTPUT.iter().chain(&["exit status"]);
+    ends.any(|end| name.ends_with(end))
 }
 
 /// The name of this machine.

@@ -66,11 +66,12 @@ impl Run<'_> {
     }
 
     /// Runs all picked tests as often as the user wants, or until one fails. Returns the
-    /// last round's results.
+    /// last round's results, and the tests that were flaky in any round.
     fn rounds(&self, choice: &Choice, start: Instant) -> (Report, Result<()>) {
         let rounds = choice.repeat.unwrap_or(1);
         let until = choice.minutes.map(|minutes| start + MINUTE * minutes);
         let mut round = 1;
+        let mut flaky = Vec::new();
         loop {
             let report = Mutex::new(Report {
                 round: choice.repeat.map(|_| round),
@@ -83,8 +84,10 @@ impl Run<'_> {
             let has_time = report.left_out.is_empty();
             let is_last = round == rounds || report.picked.is_empty() || !has_time;
             if report.aborted.is_some() || is_last || verdict(&report) == Verdict::Failed {
+                report.add_flaky(flaky);
                 return (report, result);
             }
+            flaky.extend(report.flaky().cloned());
             let line = report.closing_line();
             self.ui.say(format!("round {round} of {rounds}: {line}"));
             round += 1;
@@ -94,10 +97,10 @@ impl Run<'_> {
 
 /// The summary of all rounds, for the user.
 fn rounds_in_words(rounds: u32, round: u32, report: &Report) -> String {
-    let end = match (&report.aborted, verdict(report)) {
-        (Some(_), _) => format!("round {round} was aborted"),
-        (None, Verdict::Failed) => format!("round {round} failed"),
-        (None, Verdict::Passed) => format!("no failure in {round} rounds"),
+    let end = match (verdict(report), &report.aborted) {
+        (Verdict::Failed, _) => format!("round {round} failed"),
+        (Verdict::Passed, Some(_)) => format!("round {round} was aborted"),
+        (Verdict::Passed, None) => format!("no failure in {round} rounds"),
     };
     format!("REPEAT={rounds}: {end}")
 }
@@ -114,12 +117,12 @@ mod tests {
             rounds_in_words(9, 9, &report),
             "REPEAT=9: no failure in 9 rounds"
         );
-        report.outcomes.push(Outcome::failed("a", "y", "no"));
-        assert_eq!(rounds_in_words(9, 3, &report), "REPEAT=9: round 3 failed");
         report.aborted = Some("no QEMU".to_owned());
         assert_eq!(
             rounds_in_words(9, 1, &report),
             "REPEAT=9: round 1 was aborted"
         );
+        report.outcomes.push(Outcome::failed("a", "y", "no"));
+        assert_eq!(rounds_in_words(9, 3, &report), "REPEAT=9: round 3 failed");
     }
 }

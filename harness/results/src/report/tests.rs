@@ -56,6 +56,14 @@ fn what_passes_the_second_time_is_flaky() {
                 1 | 2 => all.push(Outcome::failed("a/x", "two", "lost a race")),
                 _ => all.push(Outcome::passed("a/x", "two")),
             }
+            match round.get() {
+                1 => all.push(Outcome::failed("a/x", "three", "lost a byte")),
+                _ => all.push(Outcome::skipped("a/x", "three", "no device")),
+            }
+            if round.get() == 1 {
+                all.push(Outcome::failed("a/x", "four", "lost a page"));
+                all.push(Outcome::failed("a/x", "five: planned tests", "1 of 2"));
+            }
             if round.get() == 1 {
                 all.push(Outcome::failed("a/x", "exit status", "139"));
             }
@@ -76,11 +84,39 @@ fn what_passes_the_second_time_is_flaky() {
     );
     assert!(of("two").flaky[0].contains("lost a race (its files: build/run/a/x.1)"));
     assert_eq!(of("exit status").flaky.len(), 1);
+    assert_eq!(of("five: planned tests").flaky.len(), 1);
+    // What did not run again has not passed.
+    for name in ["three", "four"] {
+        assert!(of(name).status == Status::Failed && of(name).flaky.is_empty());
+    }
+    assert!(of("three").reason.contains("lost a byte"));
     let report = Report::from(outcomes);
-    assert_eq!(report.closing_line(), "2 passed, 1 failed, 0 skipped");
+    assert_eq!(report.closing_line(), "3 passed, 3 failed, 0 skipped");
     let text = report.summary(|_| String::new());
     assert!(text.contains("flaky a/x: two: failed 2 times"), "{text}");
-    assert_eq!(xml(&report).matches("<flakyFailure").count(), 3);
+    assert_eq!(xml(&report).matches("<flakyFailure").count(), 4);
+}
+
+#[test]
+fn what_was_flaky_in_an_earlier_round_stays_in_the_report() {
+    let flaky = |name: &str, why: &str| Outcome {
+        flaky: vec![why.to_owned()],
+        ..Outcome::passed("a/x", name)
+    };
+    let failed = Outcome::failed("a/x", "two", "lost a byte");
+    let mut report = Report::from(vec![flaky("one", "second"), failed]);
+    report.add_flaky(vec![
+        flaky("one", "first"),
+        flaky("two", "slow"),
+        flaky("three", "gone"),
+    ]);
+    assert_eq!(report.outcomes[0].flaky, ["first", "second"]);
+    assert!(report.outcomes[1].flaky.is_empty());
+    assert_eq!(report.closing_line(), "2 passed, 1 failed, 0 skipped");
+    let text = report.summary(|_| String::new());
+    for line in ["one: failed 2 times", "three: failed 1 times"] {
+        assert!(text.contains(line), "{text}");
+    }
 }
 
 #[test]
@@ -192,6 +228,27 @@ fn results_of_an_earlier_run_are_not_those_of_this_one() {
     let new = Report::from(vec![Outcome::passed("c", "one")]);
     new.write(dir.path(), Duration::from_secs(1)).unwrap();
     assert_eq!(Report::previous(dir.path()).unwrap().outcomes.len(), 1);
+}
+
+#[test]
+fn a_run_that_picked_nothing_hides_no_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let aborted = Report {
+        aborted: Some("a typo in a topology".to_owned()),
+        ..Report::default()
+    };
+    let write = |report: &Report| report.write(dir.path(), Duration::from_secs(1)).unwrap();
+    write(&aborted);
+    let error = Report::previous(dir.path()).err().unwrap().to_string();
+    assert!(error.contains("before it picked any tests"), "{error}");
+    write(&report());
+    for _ in 0..2 {
+        Report::put_aside(dir.path());
+        write(&aborted);
+        assert_eq!(Report::previous(dir.path()).unwrap().unfinished().len(), 1);
+    }
+    Report::put_aside(dir.path());
+    assert_eq!(Report::previous(dir.path()).unwrap().unfinished().len(), 1);
 }
 
 #[test]

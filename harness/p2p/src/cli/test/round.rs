@@ -307,8 +307,13 @@ impl<'a> Round<'a> {
     fn end(&self, jobs: &[String], same: &[Same]) {
         let mut report = self.report();
         fail_if_nothing_ran(&mut report, jobs);
-        if self.choice.fail_fast && self.is_over() {
-            report.aborted = Some("FAIL_FAST=1, and something failed".to_owned());
+        if self.is_over() {
+            let variable = if self.choice.fail_fast {
+                "FAIL_FAST=1"
+            } else {
+                "REPEAT="
+            };
+            report.aborted = Some(format!("{variable}, and something failed"));
         }
         // A single test is no basis for the comparison.
         if self.choice.test.is_none() {
