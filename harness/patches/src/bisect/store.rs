@@ -59,6 +59,12 @@ impl StepResults {
         })
     }
 
+    /// Whether any patch failed in this configuration.
+    pub fn has_failures(&self, configuration: &str) -> bool {
+        let mut rows = self.all.iter();
+        rows.any(|row| row.configuration == configuration && !row.passed())
+    }
+
     pub fn booted(&self, configuration: &str, number: usize) -> Option<bool> {
         let mut rows = self.all.iter();
         let is = |row: &&StepResult| row.configuration == configuration && row.number == number;

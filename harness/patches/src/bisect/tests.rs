@@ -31,7 +31,8 @@ pub fn paths(root: &Path) -> Paths {
     }
 }
 
-/// A kernel of four files. Like a real one, it can have warnings, errors and options.
+/// A kernel of four files. Like a real one, it can have warnings, errors and options, and warns
+/// only when it compiles.
 struct Toy {
     dir: tempfile::TempDir,
     paths: Paths,
@@ -45,7 +46,7 @@ allnoconfig:
 	for o in $$(sed -n 's/^config //p' Kconfig); do grep ^CONFIG_$$o= $$KCONFIG_ALLCONFIG; done >$(O)/.config
 olddefconfig:
 vmlinux modules:
-	cat warnings
+	cmp -s warnings $(O)/a.o || { cat warnings; cp warnings $(O)/a.o; }
 	echo '../linux/gpu/../mm/read.c' >$(O)/.read.o.cmd
 	test ! -e broken || { echo 'a.c:1:1: error: broken'; false; }
 ";
@@ -262,6 +263,21 @@ fn what_fails_is_not_the_measure_of_the_next() {
     let toy = Toy::of(&[&[("broken", "")], &[("mm/other.c", "2")]]);
     let rows = toy.run(None);
     assert!(rows.iter().all(|row| !row.passed() && !row.as_before));
+}
+
+#[test]
+fn what_warned_warns_again() {
+    let toy = Toy::new();
+    let warned = |rows: &[StepResult]| {
+        let trouble = rows[1].trouble.as_ref().expect("it warns");
+        assert_eq!(trouble, "new warnings:\na.c: warning: another");
+    };
+    warned(&toy.run(None));
+    // The last build is that of patch 2, and make has nothing to do.
+    warned(&toy.run(Some("1,2")));
+    let mut toy = toy;
+    toy.force = true;
+    warned(&toy.run(Some("1,2")));
 }
 
 #[test]

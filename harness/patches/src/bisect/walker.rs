@@ -55,6 +55,10 @@ impl Walker<'_> {
         if todo.is_empty() {
             return Ok(());
         }
+        // Make does not compile again what a patch warned about, so the warning would be gone.
+        if bisect.force || rows.has_failures(name) {
+            self.forget_base()?;
+        }
         let known = self.base_warnings(base, &recipe.key(base))?;
         // The last commit in the output directory that passed.
         let mut built: Option<&Commit> = None;
@@ -99,9 +103,22 @@ impl Walker<'_> {
         Mark(self.output.join("p2p-begun"))
     }
 
+    fn base_file(&self) -> PathBuf {
+        self.output.join("p2p-base.json")
+    }
+
+    /// The base will be built again.
+    fn forget_base(&self) -> Result<()> {
+        let file = self.base_file();
+        if file.exists() {
+            fs::remove_file(&file).with_context(|| file.display().to_string())?;
+        }
+        Ok(())
+    }
+
     /// Warnings of the base. It is built first, and again if it changes.
     fn base_warnings(&self, base: &Commit, key: &str) -> Result<BTreeSet<String>> {
-        let file = self.output.join("p2p-base.json");
+        let file = self.base_file();
         let kept = fs::read_to_string(&file).ok();
         let kept = kept.and_then(|text| serde_json::from_str::<(String, _)>(&text).ok());
         if let Some((of, warnings)) = kept
