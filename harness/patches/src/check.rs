@@ -5,6 +5,7 @@
 //! The patches determine what is checked. A message counts if it is about a line that the
 //! series adds. Older lines do not count.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,7 +14,7 @@ use serde::Deserialize;
 
 use crate::diff::Diff;
 use host::paths::Paths;
-use host::proc::output;
+use host::proc::{output, tail};
 use host::ui::Ui;
 use kernel::build::Builder;
 use kernel::series::Series;
@@ -60,6 +61,7 @@ struct CheckConfig {
     fragments: Vec<String>,
     targets: Vec<String>,
     words: Vec<String>,
+    sparse: BTreeMap<String, String>,
     suites: Vec<String>,
     prose: prose::Config,
     #[serde(rename = "tree")]
@@ -192,8 +194,12 @@ impl<'a> Checker<'a> {
             .env("PATH", "/usr/bin:/bin")
             .args(["-none", "-Wall"])
             .args(self.touched(&[".c", ".h"]));
-        let (_, out, err) = output(&mut command)?;
-        let said = self.about(&format!("{out}{err}"));
+        let (status, out, err) = output(&mut command)?;
+        let mut said = self.about(&format!("{out}{err}"));
+        // Complaints do not change the status.
+        if !status.success() {
+            said.push(format!("{status}\n{}", tail(&err, 20)));
+        }
         Ok(messages::outcome(
             "kernel-doc",
             "what is new",

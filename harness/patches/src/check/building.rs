@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::Checker;
 use super::messages::{folded, outcome};
@@ -17,9 +17,11 @@ use kernel::config;
 use results::report::Outcome;
 
 /// Every call of make has these, so that no call invalidates the work of another.
-const MODES: [&str; 4] = [
+const MODES: [&str; 5] = [
     "W=1",
     "C=2",
+    // sparse 0.6.4, the newest version, lacks this operator, and without it Kbuild runs no sparse.
+    "CHECK=sparse -D__typeof_unqual__=__typeof__",
     "CLIPPY=1",
     "CLIPPY_DRIVER=/usr/bin/clippy-driver",
 ];
@@ -41,6 +43,7 @@ pub fn objects(
             Outcome::unless("objects", file, Some(trouble.to_owned()))
         })
         .collect();
+    forget(&output, &targets)?;
     // `prepare` builds rust/. With -k, one error does not hide another.
     let jobs = format!("-j{}", builder.jobs);
     let mut arguments = vec![jobs.as_str(), "-k"];
@@ -58,7 +61,16 @@ pub fn objects(
     if interrupted() {
         bail!("interrupted");
     }
+    let without_sparse = said.contains(NO_SPARSE).then(|| NO_SPARSE.to_owned());
+    outcomes.push(Outcome::unless("objects", "sparse runs", without_sparse));
     let mut about = checker.about(&said);
+    about.retain(|text| {
+        !checker
+            .settings
+            .sparse
+            .keys()
+            .any(|known| text.contains(known))
+    });
     for target in &targets {
         let object = folded(target);
         // The message may name the .c or the .rs file.
@@ -82,6 +94,25 @@ pub fn objects(
         trouble,
     ));
     Ok(outcomes)
+}
+
+/// Kbuild's warning that it does not run sparse.
+const NO_SPARSE: &str = "is not available or not up to date";
+
+/// The crates of rust/ and its helpers in C.
+const RUST: [&str; 3] = ["bindings.o", "helpers/helpers.o", "kernel.o"];
+
+/// Removes objects, because a compiler only warns while it makes them. Otherwise what failed
+/// would pass the next time.
+fn forget(output: &Path, targets: &BTreeSet<String>) -> Result<()> {
+    let of_rust = RUST.map(|object| format!("rust/{object}"));
+    for object in targets.iter().chain(&of_rust) {
+        let file = output.join(object);
+        if file.exists() {
+            fs::remove_file(&file).with_context(|| file.display().to_string())?;
+        }
+    }
+    Ok(())
 }
 
 /// The kernel's make in `output`, with the configuration for checks. `name` names its log.
@@ -201,6 +232,10 @@ pub fn docs(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     for folder in folders {
         let out = checker.paths.output.join("check-docs").join(&folder);
+        // Sphinx reads only what has changed, and is silent about the rest.
+        if out.exists() {
+            fs::remove_dir_all(&out)?;
+        }
         fs::create_dir_all(&out)?;
         let mut command = Command::new("make");
         command

@@ -109,9 +109,14 @@ pub fn checkpatch(checker: &Checker<'_>) -> Result<Vec<Outcome>> {
         // Its Python modules come from the distribution.
         .env("PATH", "/usr/bin:/bin")
         .args(&series.patches);
-    let (_, out, err) = output(&mut command)?;
+    let (status, out, err) = output(&mut command)?;
     let mut said: Vec<&str> = out.lines().chain(err.lines()).collect();
     said.retain(|line| !line.trim().is_empty());
+    // 1 stands for complaints, which are counted below.
+    let broken = format!("checkpatch: {status}");
+    if !matches!(status.code(), Some(0 | 1)) {
+        said.push(&broken);
+    }
     let mut outcomes = Vec::new();
     for patch in &series.patches {
         let about = format!("{}:", patch.display());
