@@ -118,7 +118,7 @@ impl Gpu {
         self.state = State::new(true);
         self.inject.reset();
         self.tlb.forget();
-        self.witness.posted.flush();
+        self.witness.posted.forget();
     }
 
     /// Writes to configuration space.
@@ -142,7 +142,7 @@ impl Gpu {
         self.state = State::new(false);
         self.inject.reset();
         self.tlb.forget();
-        self.witness.posted.flush();
+        self.witness.posted.forget();
         let lost = self.vram.clear();
         let what = lost.map_or_else(|error| error.to_string(), |()| "off".to_owned());
         self.witness.event(&Event::Power { what: &what });
@@ -202,7 +202,10 @@ impl Gpu {
             r::INTR => state.pmc.pending,
             r::FUSE_CE => u32::from(self.inject.has_no_copy_engine),
             // The model has made all writes through a BAR by the time that it is asked.
-            r::BAR_FLUSH => 0,
+            r::BAR_FLUSH => {
+                self.witness.posted.end_flush();
+                0
+            }
             r::INTR_1 | r::SCRUB | r::MSI_REARM | r::PBDMA_INTR_1 => 0,
             r::INTR_ALLOW | r::INTR_BLOCK => state.pmc.allowed(),
             r::TIME_LOW => state.now() as u32,
@@ -310,7 +313,7 @@ impl Gpu {
                 state.is_initialised = true;
             }
             r::PMU_START => {}
-            r::BAR_FLUSH => self.witness.posted.flush(),
+            r::BAR_FLUSH => self.witness.posted.begin_flush(),
             r::INVALIDATE => self.invalidate(value),
             r::MMU_CONTROL
             | r::BAR1_BLOCK

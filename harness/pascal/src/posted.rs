@@ -8,12 +8,14 @@ use crate::space::{Aperture, Place};
 
 const PAGE: u64 = 4096;
 
-/// The pages of video memory that were written through BAR1 since the driver last waited.
+/// The pages of video memory that were written through BAR1, until the driver has waited.
 #[derive(Debug, Default)]
 pub struct Posted {
     /// Whether the rule holds.
     pub is_watched: bool,
     pages: BTreeSet<u64>,
+    /// The pages that were written before the driver began to wait.
+    flushing: BTreeSet<u64>,
 }
 
 fn pages(place: Place, len: u64) -> std::ops::Range<u64> {
@@ -28,9 +30,20 @@ impl Posted {
         }
     }
 
-    /// The driver has waited for all writes.
-    pub fn flush(&mut self) {
+    /// The driver begins to wait for all writes until now. Later writes need another flush.
+    pub fn begin_flush(&mut self) {
+        self.flushing.append(&mut self.pages);
+    }
+
+    /// The driver has seen that the writes for which it waits have arrived.
+    pub fn end_flush(&mut self) {
+        self.flushing.clear();
+    }
+
+    /// A device that loses its state has no writes to wait for.
+    pub fn forget(&mut self) {
         self.pages.clear();
+        self.flushing.clear();
     }
 
     /// Why the copy engine may have read old data.
@@ -47,7 +60,8 @@ impl Posted {
         if place.aperture != Aperture::Vram {
             return None;
         }
-        let page = self.pages.range(pages(place, len)).next()?;
+        let first = |set: &BTreeSet<u64>| set.range(pages(place, len)).next().copied();
+        let page = first(&self.pages).or_else(|| first(&self.flushing))?;
         Some(format!(
             "{} was {was}, and the driver has not waited for what was written there through BAR1",
             Place::vram(page * PAGE)
@@ -79,7 +93,18 @@ mod tests {
         assert!(is_late(&posted, 0, 16));
         assert!(posted.written_early(Place::vram(0x5000), PAGE).is_some());
         assert_eq!(posted.read_early(ram(0), 4096), None);
-        posted.flush();
+        posted.begin_flush();
+        assert!(is_late(&posted, 5, 1));
+        // A second flush may begin before the first one ends.
+        posted.write(Place::vram(0x8000), 8);
+        posted.begin_flush();
+        assert!(is_late(&posted, 5, 1) && is_late(&posted, 8, 1));
+        posted.write(Place::vram(0x5000), 8);
+        posted.end_flush();
+        assert!(is_late(&posted, 5, 1) && !is_late(&posted, 6, 10));
+        posted.begin_flush();
+        posted.write(Place::vram(0x6000), 8);
+        posted.forget();
         assert!(!is_late(&posted, 0, 16));
     }
 }

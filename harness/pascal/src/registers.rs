@@ -165,7 +165,8 @@ pub const FUSE_CE: u32 = 0x02_1c00;
 /// Fuses: bit 0: the display is missing.
 pub const FUSE_DISPLAY: u32 = 0x02_1c04;
 
-/// Waits for writes through a BAR: `subdev/bar/g84.c`.
+/// Waits for writes through a BAR: `subdev/bar/g84.c`. The driver writes the register, and
+/// then reads it until the writes have arrived.
 pub const BAR_FLUSH: u32 = 0x07_0000;
 
 /// Number of level 2 cache partitions: `subdev/ltc/gp100.c`.

@@ -226,7 +226,8 @@ fn a_transfer_before_earlier_writes_have_arrived_is_a_violation() {
         engine.witness.posted.write(Place::vram(PLACE.into()), 4);
         assert_eq!(engine.methods(&methods), Ok(true));
         assert_eq!(engine.witness.totals.violations, 1, "{methods:?}");
-        engine.witness.posted.flush();
+        engine.witness.posted.begin_flush();
+        engine.witness.posted.end_flush();
         assert_eq!(engine.methods(&methods), Ok(true));
         assert_eq!(engine.witness.totals.violations, 1, "{methods:?}");
     }

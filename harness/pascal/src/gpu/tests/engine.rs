@@ -136,14 +136,16 @@ fn an_engine_that_hangs_does_nothing_until_it_is_reset() {
 /// Page 0x8000 of BAR1 leads to video memory from 0x80_4000 on.
 #[test]
 fn a_driver_waits_for_writes_through_bar1() {
-    let copy = |waits: bool, from: u32| {
+    let copy = |before: &[&str], from: u32| {
         let (mut gpu, _log) = gpu_with_log();
         gpu.witness.posted.is_watched = true;
-        gpu.bar1_write(0x8000, &[7; 8]);
-        if waits {
-            // g84_bar_flush()
-            set(&mut gpu, 0x07_0000, 1);
-            assert_eq!(get(&mut gpu, 0x07_0000) & 2, 0);
+        for step in before {
+            match *step {
+                "write" => gpu.bar1_write(0x8000, &[7; 8]),
+                // The two parts of g84_bar_flush()
+                "flush" => set(&mut gpu, 0x07_0000, 1),
+                _ => assert_eq!(get(&mut gpu, 0x07_0000) & 2, 0),
+            }
         }
         let words = home(3, 1);
         let words = words.iter().map(|&w| if w == 0x90_0000 { from } else { w });
@@ -151,13 +153,22 @@ fn a_driver_waits_for_writes_through_bar1() {
         assert_eq!(fenced(&gpu, 3), 1);
         gpu.witness.first_violations
     };
-    let told = copy(false, 0x80_4000);
-    assert!(
-        told[0].starts_with("vram 0x804000 was copied, "),
-        "{told:?}"
-    );
-    assert!(copy(true, 0x80_4000).is_empty());
-    assert!(copy(false, 0x90_0000).is_empty());
+    let too_early: [&[&str]; 4] = [
+        &["write"],
+        &["write", "flush"],
+        &["write", "read"],
+        &["write", "flush", "write", "read"],
+    ];
+    for steps in too_early {
+        let told = copy(steps, 0x80_4000);
+        assert_eq!(told.len(), 1, "{steps:?}");
+        assert!(
+            told[0].starts_with("vram 0x804000 was copied, "),
+            "{told:?}"
+        );
+    }
+    assert!(copy(&["write", "flush", "read"], 0x80_4000).is_empty());
+    assert!(copy(&["write"], 0x90_0000).is_empty());
 }
 
 #[test]
