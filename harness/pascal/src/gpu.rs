@@ -461,17 +461,27 @@ impl Gpu {
         self.interrupt();
     }
 
+    /// Whether a BAR does not translate addresses. Then an access is a violation and does
+    /// nothing.
+    fn is_off(&mut self, bar: &str, block: u32, at: u64, access: &mut Access<'_>) -> bool {
+        let is_off = self.state.get(block) & r::BLOCK_VIRTUAL == 0;
+        if is_off {
+            let len = access.len();
+            let what = format!("{bar} is off, and was used at {at:#x}, {len} bytes");
+            self.witness.violation(&what);
+            if let Access::Read(data) = access {
+                data.fill(NOTHING);
+            }
+        }
+        is_off
+    }
+
     fn bar1(&mut self, at: u64, mut access: Access<'_>) {
         let len = access.len() as u64;
         self.witness.totals.bar1_accesses += 1;
         self.witness.totals.bar1_bytes += len;
         let write = matches!(access, Access::Write(_));
-        if self.state.get(r::BAR1_BLOCK) & r::BLOCK_VIRTUAL == 0 {
-            let what = format!("BAR1 is off, and was used at {at:#x}, {len} bytes");
-            self.witness.violation(&what);
-            if let Access::Read(data) = access {
-                data.fill(NOTHING);
-            }
+        if self.is_off("BAR1", r::BAR1_BLOCK, at, &mut access) {
             return;
         }
         let space = Space {
@@ -531,8 +541,12 @@ impl Gpu {
         self.bar2(at, Access::Write(data));
     }
 
-    fn bar2(&mut self, at: u64, access: Access<'_>) {
+    fn bar2(&mut self, at: u64, mut access: Access<'_>) {
         self.witness.totals.bar2_accesses += 1;
+        // Without BAR2, nouveau uses PRAMIN.
+        if self.is_off("BAR2", r::BAR2_BLOCK, at, &mut access) {
+            return;
+        }
         let tables = self.tables(r::BAR2_BLOCK);
         let space = Space {
             vram: &self.vram,

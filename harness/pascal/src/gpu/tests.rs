@@ -138,6 +138,23 @@ fn what_is_not_mapped_in_bar1_is_a_violation() {
     assert_eq!(gpu.witness.totals.violations, 4);
 }
 
+/// The driver switches BAR2 off by one bit, and the page tables stay.
+#[test]
+fn bar2_that_is_off_is_a_violation() {
+    let (mut gpu, ..) = gpu();
+    let block = get(&mut gpu, r::BAR2_BLOCK);
+    set(&mut gpu, r::BAR2_BLOCK, block & !r::BLOCK_VIRTUAL);
+    let mut data = [0; 4];
+    gpu.bar2_read(0x8000, &mut data);
+    assert_eq!(data, [NOTHING; 4]);
+    assert_eq!(gpu.witness.totals.violations, 1);
+    gpu.bar2_write(0x8000, &[1; 4]);
+    gpu.vram.read(0x80_4000, &mut data).unwrap();
+    assert_eq!(data, [0; 4]);
+    let what = "BAR2 is off, and was used at 0x8000, 4 bytes";
+    assert_eq!(gpu.witness.first_violations, [what, what]);
+}
+
 fn invalidate(gpu: &mut Gpu, root: Place, what: u32) {
     let system = match root.aperture {
         Aperture::Vram => 0,
