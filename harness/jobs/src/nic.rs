@@ -11,7 +11,7 @@ use plan::job::{Bounds, Spec};
 use plan::topology::{Topology, connectx, vram};
 use results::report::Outcome;
 
-/// Results from the log of the first NIC, and of the second one if a wire joins them.
+/// Results from the logs of the NICs. The bounds are for the first one.
 pub fn outcomes(job: &str, spec: &Spec, topology: &Topology, ran: &RunResult) -> Vec<Outcome> {
     let log = |number| ran.dir.join(format!("{}.log", connectx(number)));
     let mut outcomes = Vec::new();
@@ -34,19 +34,17 @@ pub fn outcomes(job: &str, spec: &Spec, topology: &Topology, ran: &RunResult) ->
         };
         outcomes.push(Outcome::unless(job, what, trouble));
     }
-    let log = log(0);
-    let figures = named(&log, figures(&log));
-    let trouble = match &figures {
-        Ok(figures) => spec
-            .bounds
-            .get(&topology.name)
-            .and_then(|bounds| broken(*bounds, figures)),
-        Err(error) => Some(error.clone()),
-    };
+    // A log that was cut off may lack a request that is forbidden. So each must have its end.
+    let figures = (0..topology.nics.len()).map(|number| {
+        let log = log(number);
+        named(&log, figures(&log))
+    });
+    let figures: Result<Vec<_>, _> = figures.collect();
+    let first = figures.iter().flatten().next();
+    let trouble = figures.as_ref().err().cloned();
+    let trouble = trouble.or_else(|| broken(*spec.bounds.get(&topology.name)?, first?));
     let mut outcome = Outcome::unless(job, "latency and memory of the NIC's model", trouble);
-    outcome
-        .log
-        .extend(figures.map(|figures| figures.to_string()));
+    outcome.log.extend(first.map(ToString::to_string));
     outcomes.push(outcome);
     outcomes
 }
@@ -178,7 +176,14 @@ mod tests {
         );
         assert!(told.contains("has not read vram0"), "{told}");
         assert!(failed("wire", None).join("\n").contains("connectx1.log"));
-        // Elsewhere the first NIC is the one that counts.
+        // This log has both accesses, but not its end.
+        let (cut, _) = LOG.split_once(r#"{"event":"end""#).unwrap();
+        let told = failed("wire", Some(cut)).join("\n");
+        assert!(
+            told.contains("connectx1.log: it has no last line"),
+            "{told}"
+        );
+        // This topology has one NIC.
         assert!(failed("switch", None).is_empty());
     }
 
