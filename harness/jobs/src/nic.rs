@@ -1,14 +1,16 @@
 //! The job's requirements on the NIC, besides its rules: it was used where that is the
 //! purpose, and its model was fast and small.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use serde::Deserialize;
 
 use machine::vm::RunResult;
 use machine::witness::{BUS, Figures, figures, unused};
 use plan::job::{Bounds, Spec};
-use plan::topology::{Topology, connectx, vram};
+use plan::topology::{Topology, connectx, pascal, vram};
 use results::report::Outcome;
 
 /// Results from the logs of the NICs. The bounds are for the first one.
@@ -46,6 +48,18 @@ pub fn outcomes(job: &str, spec: &Spec, topology: &Topology, ran: &RunResult) ->
     let mut outcome = Outcome::unless(job, "latency and memory of the NIC's model", trouble);
     outcome.log.extend(first.map(ToString::to_string));
     outcomes.push(outcome);
+    if spec.pascal.is_some() {
+        let gpus = (0..topology.gpus.len()).map(|number| {
+            let log = ran.dir.join(format!("{}.log", pascal(number)));
+            named(&log, bar1_bytes(&log))
+        });
+        let trouble = match (figures, gpus.sum()) {
+            (Ok(nics), Ok(bar1)) => elsewhere(nics.iter().map(|nic| nic.bus_bytes).sum(), bar1),
+            (Err(error), _) | (_, Err(error)) => Some(error),
+        };
+        let what = "what QEMU moves for NICs goes through BAR1 of GPUs";
+        outcomes.push(Outcome::unless(job, what, trouble));
+    }
     outcomes
 }
 
@@ -63,6 +77,24 @@ fn places(spec: &Spec, topology: &Topology) -> Vec<String> {
     }));
     places.dedup();
     places
+}
+
+/// Bytes of all accesses to a GPU model's BAR1.
+fn bar1_bytes(log: &Path) -> Result<u64> {
+    #[derive(Deserialize)]
+    struct End {
+        bar1_bytes: u64,
+    }
+    let text = fs::read_to_string(log)?;
+    let last = text.lines().next_back().unwrap_or_default();
+    let end: End = serde_json::from_str(last).context("it has no last line")?;
+    Ok(end.bar1_bytes)
+}
+
+/// Why some bytes from NICs have not come to a GPU. The processor uses BAR1, too, so there
+/// may be more than these.
+fn elsewhere(bus: u64, bar1: u64) -> Option<String> {
+    (bus > bar1).then(|| format!("QEMU moved {bus} bytes for NICs, and {bar1} went through BAR1"))
 }
 
 /// Why the bounds are exceeded.
@@ -83,8 +115,6 @@ fn broken(bounds: Bounds, figures: &Figures) -> Option<String> {
 mod tests {
     use super::*;
 
-    use std::fs;
-
     use ktap::Status;
 
     use plan::topology::Topologies;
@@ -95,15 +125,24 @@ mod tests {
 {"event":"end","ram_bytes":0,"peer_bytes":16,"peak_kib":65536}
 "#;
 
+    const GPU: &str = r#"{"event":"probe"}
+{"event":"end","bar1_accesses":512,"bar1_bytes":4096}
+"#;
+
     /// The number of outcomes, and the names and reasons of the failed ones.
     fn failed(spec: &str, topology: &str, log: Option<&str>) -> (usize, Vec<String>) {
+        let logs = Vec::from_iter(log.map(|log| ("connectx0", log)));
+        failed_with(spec, topology, &logs)
+    }
+
+    fn failed_with(spec: &str, topology: &str, logs: &[(&str, &str)]) -> (usize, Vec<String>) {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let topologies = Topologies::read(&root).unwrap();
         let text = format!("name='x'\nmachine='parallel'\ntopologies=['switch']\nlimit=1\n{spec}");
         let spec: Spec = toml::from_str(&text).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        if let Some(log) = log {
-            fs::write(dir.path().join("connectx0.log"), log).unwrap();
+        for (name, log) in logs {
+            fs::write(dir.path().join(format!("{name}.log")), log).unwrap();
         }
         let ran = RunResult::quiet(dir.path());
         let all = outcomes("x", &spec, topologies.get(topology).unwrap(), &ran);
@@ -147,8 +186,35 @@ mod tests {
         assert_eq!(failed(at_peer, "blocked", Some(LOG)).0, 1);
         // The GPU is a model, so its memory is a BAR.
         let (model, bus) = ("at_peer=true\npascal=[]", LOG.replace("vram0", "bus"));
-        assert_eq!(failed(model, "switch", Some(&bus)), (2, vec![]));
-        assert_eq!(failed(model, "switch", Some(LOG)).1.len(), 1);
+        let judged = |log| failed_with(model, "switch", &[("connectx0", log), ("pascal0", GPU)]);
+        assert_eq!(judged(&bus), (3, vec![]));
+        assert_eq!(judged(LOG).1.len(), 1);
+    }
+
+    #[test]
+    fn what_the_nic_moves_by_the_bus_goes_through_bar1() {
+        let nic = LOG.replace("\"peer_bytes\":16", "\"peer_bytes\":0,\"bus_bytes\":4096");
+        let failed = |topology: &str, gpus: &[&str]| {
+            let names = ["pascal0", "pascal1"];
+            let mut logs = Vec::from_iter(names.into_iter().zip(gpus.iter().copied()));
+            logs.push(("connectx0", &nic));
+            failed_with("pascal=[]", topology, &logs).1.join("\n")
+        };
+        let gpu = |bytes: u64| GPU.replace("4096", &bytes.to_string());
+        // The processor may have used BAR1, too.
+        for bytes in [4096, 4100] {
+            assert_eq!(failed("switch", &[&gpu(bytes)]), "");
+        }
+        for bytes in [0, 4095] {
+            let told = failed("switch", &[&gpu(bytes)]);
+            let what = format!("QEMU moved 4096 bytes for NICs, and {bytes} went through BAR1");
+            assert!(told.contains(&what), "{told}");
+        }
+        assert_eq!(failed("two-gpus", &[&gpu(4000), &gpu(96)]), "");
+        assert!(failed("two-gpus", &[&gpu(4000), &gpu(95)]).contains("and 4095 went"));
+        let cut = failed("switch", &[GPU.lines().next().unwrap()]);
+        assert!(cut.contains("pascal0.log: it has no last line"), "{cut}");
+        assert!(failed("switch", &[]).contains("pascal0.log"));
     }
 
     #[test]

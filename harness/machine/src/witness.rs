@@ -187,7 +187,7 @@ pub fn unused(log: &Path, places: &[String]) -> Result<Vec<String>> {
     })))
 }
 
-/// How fast and how small a model was.
+/// How fast and how small a model was, and how much QEMU did for it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// The median time of 4 KiB RDMA writes between resident pages, from doorbell to
@@ -197,6 +197,8 @@ pub struct Figures {
     pub writes: usize,
     /// Peak memory of the model, if it is known.
     pub peak_kib: Option<u64>,
+    /// Bytes that QEMU read and wrote for the NIC.
+    pub bus_bytes: u64,
 }
 
 /// Reads them from a log.
@@ -215,11 +217,15 @@ pub fn figures(log: &Path) -> Result<Figures> {
                 took: us,
                 direct: true,
             } if op == "rdma_write" => took.push(us),
-            Event::End { peak_kib, .. } => end = Some(peak_kib),
+            Event::End {
+                peak_kib,
+                bus_bytes,
+                ..
+            } => end = Some((peak_kib, bus_bytes)),
             _ => {}
         }
     }
-    let Some(peak_kib) = end else {
+    let Some((peak_kib, bus_bytes)) = end else {
         bail!("it has no last line");
     };
     took.sort_unstable();
@@ -227,6 +233,7 @@ pub fn figures(log: &Path) -> Result<Figures> {
         write_us: took.get(took.len() / 2).copied(),
         writes: took.len(),
         peak_kib,
+        bus_bytes,
     })
 }
 
@@ -457,19 +464,20 @@ mod tests {
             done("umr", 4096, 4, true),
         ];
         let read = |lines: &[String], end: &str| figures(file(&(lines.concat() + end)).path());
-        let end = r#"{"event":"end","ram_bytes":0,"peer_bytes":0,"peak_kib":2560}"#;
+        let end = r#"{"event":"end","ram_bytes":0,"peer_bytes":0,"bus_bytes":8,"peak_kib":2560}"#;
         let seen = read(&all, end).unwrap();
         let expected = Figures {
             write_us: Some(50),
             writes: 3,
             peak_kib: Some(2560),
+            bus_bytes: 8,
         };
         assert_eq!(seen, expected);
         assert_eq!(
             seen.to_string(),
             "RDMA writes of 4 KiB: median 50 us of 3; memory of the model: 2.5 MiB"
         );
-        let none = read(&all[3..], &end.replace(",\"peak_kib\":2560", "")).unwrap();
+        let none = read(&all[3..], r#"{"event":"end","ram_bytes":0,"peer_bytes":0}"#).unwrap();
         assert_eq!(none, Figures::default());
         assert!(none.to_string().starts_with("no RDMA writes of 4 KiB; "));
         assert!(none.to_string().ends_with("not known"));
