@@ -277,6 +277,13 @@ impl Device {
         }
     }
 
+    /// The protection domain at the remote end. The target of an XRC connection has a domain of
+    /// the driver's own. The domain of the shared queue that the request names counts instead.
+    fn domain(&self, peer: u32, srqn: Option<u32>) -> u32 {
+        let shared = srqn.and_then(|srqn| self.srqs.get(&srqn));
+        shared.map_or(self.qps[&peer].pd, |srq| srq.pd)
+    }
+
     /// Translates the memory at the remote end.
     fn remote(&self, peer: u32, send: &Send, len: usize, want: Want) -> Result<Vec<Piece>, Halt> {
         if len == 0 {
@@ -298,10 +305,7 @@ impl Device {
         let Some(here) = va.checked_add(send.done) else {
             return Err(refused);
         };
-        // The target of an XRC connection has a protection domain of the driver's own. The
-        // domain of the shared queue that the request names counts instead.
-        let shared = send.remote_srqn.and_then(|srqn| self.srqs.get(&srqn));
-        let pd = shared.map_or(self.qps[&peer].pd, |srq| srq.pd);
+        let pd = self.domain(peer, send.remote_srqn);
         match self.translate(key, here, len, want, Some(pd)) {
             Ok(pieces) => Ok(pieces),
             Err(Stop::Fault { mkey, va: missing }) => Err(Halt::Fault(

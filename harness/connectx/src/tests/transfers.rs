@@ -252,6 +252,54 @@ fn a_message_fills_a_receive_request() {
     assert_eq!(t.bench.get(t.to + 0x100, 7), [5, 6, 7, 8, 9, 10, 0]);
 }
 
+/// A message takes a key of its receiver out of use, if the key allows that.
+#[test]
+fn a_message_invalidates_a_key_of_its_receiver() {
+    type Change = fn(&Layouts, &mut [u8]);
+    let cases: [(&str, bool, u32, Change); 4] = [
+        ("allowed", true, 0, |l, context| {
+            l.mkc.en_rinval.set(context, 1);
+        }),
+        ("not allowed", false, 0, |_, _| {}),
+        ("of an earlier use", false, 1, |l, context| {
+            l.mkc.en_rinval.set(context, 1);
+        }),
+        ("of another domain", false, 0, |l, context| {
+            l.mkc.en_rinval.set(context, 1);
+            l.mkc.pd.set(context, 0x77);
+        }),
+    ];
+    for (what, is_allowed, other, set) in cases {
+        println!("{what}");
+        let Some(mut t) = Ends::new() else { return };
+        let (c, s) = (t.bench.device.c.opcodes, t.bench.device.c.syndromes);
+        let (mode, entries) = (t.bench.device.c.mode.mtt, [t.to | 3]);
+        let key = t.bench.key(mode, (0x20_0000, PAGE, 12), &entries, set);
+        let data = t.bench.data(t.to_key, 0x20_0000, 8);
+        t.bench.receive(&mut t.pair.b, &[data]);
+        let local = t.bench.data(t.from_key, 0x10_0000, 8);
+        let before = t.bench.lines().len();
+        let opcode = c.send_inval;
+        t.bench.post(&mut t.pair.a, opcode, key ^ other, &[local]);
+        t.bench.settle();
+        let lines = t.bench.lines().split_off(before);
+        let umrs = lines.iter().filter(|line| line["event"] == "umr");
+        let umrs = Vec::from_iter(umrs.map(|line| (&line["mkey"], &line["count"])));
+        let cqe = t.bench.poll(&mut t.pair.b_cq).unwrap();
+        if is_allowed {
+            assert_eq!(t.syndrome(), 0);
+            assert_eq!(cqe.opcode, t.bench.device.c.cqe.resp_send_inv);
+            assert_eq!(cqe.imm, u64::from(key));
+            assert_eq!(umrs, [(&key.into(), &0.into())]);
+            t.write(t.from_key, key, 0x20_0000, 8);
+        } else {
+            assert_eq!(cqe.syndrome, s.local_prot_err);
+            assert_eq!(umrs, []);
+        }
+        assert_eq!(t.syndrome(), s.remote_access_err);
+    }
+}
+
 #[test]
 fn a_message_in_the_request_itself_arrives() {
     let Some(mut t) = Ends::new() else { return };

@@ -5,6 +5,7 @@ use super::request::Bad;
 use crate::device::fault::{Answered, Side};
 use crate::device::queue::Completion;
 use crate::device::{Device, FLUSH_AGAIN};
+use crate::layout::{Field, mkey_to_idx, mkey_variant};
 use crate::qp::{Receive, Send, State, Wait};
 use crate::witness::Done;
 
@@ -14,6 +15,15 @@ impl Device {
         let c = self.c.opcodes;
         let opcode = u64::from(send.opcode);
         if let Some(receive) = &send.receive {
+            let service = self.qps[&qpn].service;
+            let is_datagram = service == self.c.qp_st.ud || service == self.c.qp_st.qp1;
+            // A datagram invalidates nothing, and its receiver may be gone.
+            let invalidates = opcode == c.send_inval && !is_datagram;
+            if invalidates && !self.end(send).invalidate(send) {
+                let s = self.c.syndromes;
+                let theirs = Some(s.local_prot_err);
+                return self.fail_both(qpn, send, s.remote_access_err, theirs);
+            }
             let r = &self.c.cqe;
             let kind = match opcode {
                 _ if opcode == c.rdma_write_imm => r.resp_wr_imm,
@@ -21,8 +31,6 @@ impl Device {
                 _ if opcode == c.send_inval => r.resp_send_inv,
                 _ => r.resp_send,
             };
-            let service = self.qps[&qpn].service;
-            let is_datagram = service == self.c.qp_st.ud || service == self.c.qp_st.qp1;
             let header = if is_datagram { GRH } else { 0 };
             let completion = Completion {
                 opcode: kind as u8,
@@ -63,6 +71,25 @@ impl Device {
             };
             self.witness.done(&done);
         }
+    }
+
+    /// Takes the key that a message names out of use. Returns whether the key allows that.
+    fn invalidate(&mut self, send: &Send) -> bool {
+        let key = u32::from_be_bytes(send.imm);
+        let pd = self.domain(send.remote_qpn, send.remote_srqn);
+        let l = &self.l.mkc;
+        let Some(mkey) = self.mkeys.get_mut(&mkey_to_idx(key)) else {
+            return false;
+        };
+        let get = |field: Field| field.get(&mkey.context);
+        let is_named = get(l.mkey_7_0) == u64::from(mkey_variant(key));
+        if !is_named || get(l.pd) != u64::from(pd) || get(l.en_rinval) == 0 {
+            self.note(&format!("key {key:#x} may not be invalidated by a message"));
+            return false;
+        }
+        l.free.set(&mut mkey.context, 1);
+        self.witness.umr(key, 0, &[]);
+        true
     }
 
     /// The log's name of an operation.

@@ -138,8 +138,7 @@ impl Device {
         let Some(receive) = &send.receive else {
             return Ok(Vec::new());
         };
-        let shared = receive.srqn.and_then(|srqn| self.srqs.get(&srqn));
-        let pd = shared.map_or(self.qps[&peer].pd, |srq| srq.pd);
+        let pd = self.domain(peer, receive.srqn);
         self.list(pd, &receive.segments, skip, len, WRITE)
             .map_err(|stop| match stop {
                 Stop::Fault { mkey, va } => Halt::Fault(
