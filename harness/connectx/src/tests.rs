@@ -1,5 +1,6 @@
 //! Tests of the device from its driver's side: commands, requests and doorbells.
 
+mod bus;
 mod commands;
 mod faults;
 mod keys;

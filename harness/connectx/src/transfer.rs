@@ -473,6 +473,10 @@ impl Device {
                     done.map_err(|_| self.theirs(send))?;
                 }
                 send.found = Some(found);
+                // If the result waits for an answer of QEMU, the packet begins again without
+                // this part, which is done.
+                self.report();
+                self.bus.forget();
                 found
             }
         };
