@@ -21,6 +21,8 @@ pub struct Bus {
     qpn: u32,
     question: Option<Question>,
     answers: Vec<(Question, Answer)>,
+    /// How many of the answers the packet has used since it began.
+    used: usize,
 }
 
 impl Bus {
@@ -32,6 +34,7 @@ impl Bus {
     /// Begins a packet of this queue pair.
     pub fn begin(&mut self, qpn: u32) {
         self.qpn = qpn;
+        self.used = 0;
     }
 
     /// The question to ask QEMU.
@@ -50,23 +53,22 @@ impl Bus {
     pub fn forget(&mut self) {
         self.question = None;
         self.answers.clear();
+        self.used = 0;
     }
 
     fn look_up(&mut self, question: Question) -> Result<&[u8], Refused> {
         let address = question.address;
-        let known = self
-            .answers
-            .iter()
-            .position(|(asked, _)| *asked == question);
-        match known.map(|at| &self.answers[at].1) {
-            Some(Ok(data)) => Ok(data),
-            Some(Err(error)) => Err(Refused::Host(format!(
+        let mut rest = self.answers.iter().skip(self.used);
+        let Some(at) = rest.position(|(asked, _)| is_repeated(asked, &question)) else {
+            self.question = Some(question);
+            return Err(Refused::Unmapped(address));
+        };
+        self.used += at + 1;
+        match &self.answers[self.used - 1].1 {
+            Ok(data) => Ok(data),
+            Err(error) => Err(Refused::Host(format!(
                 "QEMU reaches nothing at {address:#x}: error {error}"
             ))),
-            None => {
-                self.question = Some(question);
-                Err(Refused::Unmapped(address))
-            }
         }
     }
 
@@ -89,6 +91,17 @@ impl Bus {
     }
 }
 
+/// Whether a packet that has begun again repeats a question. The bytes to write do not count: the
+/// guest may have changed them meanwhile, and QEMU has written what it was asked to.
+fn is_repeated(asked: &Question, question: &Question) -> bool {
+    asked.address == question.address
+        && match (&asked.access, &question.access) {
+            (Access::Read(asked), Access::Read(len)) => asked == len,
+            (Access::Write(asked), Access::Write(data)) => asked.len() == data.len(),
+            _ => false,
+        }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,7 +117,7 @@ mod tests {
         assert!(!bus.is_asking());
         assert_eq!(bus.read(0x1000, &mut data), Ok(Target::Bus));
         assert_eq!(data, [1, 2]);
-        // Another address, length or data makes another question.
+        // Another address or length makes another question.
         assert!(bus.read(0x1000, &mut [0; 3]).is_err() && bus.is_asking());
         assert_eq!(bus.answer(Err(14)), Some(7));
         assert!(bus.read(0x1000, &mut [0; 3]).is_err() && !bus.is_asking());
@@ -113,6 +126,22 @@ mod tests {
         assert_eq!(bus.write(0x1000, &[1]), Ok(Target::Bus));
         bus.forget();
         assert!(bus.write(0x1000, &[1]).is_err() && bus.is_asking());
+    }
+
+    /// A list may name the same memory twice.
+    #[test]
+    fn two_writes_to_the_same_address_are_asked_for_both() {
+        let mut bus = Bus::default();
+        for data in [1, 2] {
+            bus.begin(7);
+            for earlier in 1..data {
+                assert_eq!(bus.write(0x1000, &[earlier]), Ok(Target::Bus));
+            }
+            assert!(bus.write(0x1000, &[data]).is_err() && bus.is_asking());
+            let asked = Access::Write(vec![data]);
+            assert_eq!(bus.question().unwrap().access, asked);
+            assert_eq!(bus.answer(Ok(Vec::new())), Some(7));
+        }
     }
 
     #[test]

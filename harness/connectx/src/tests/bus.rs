@@ -64,3 +64,19 @@ fn an_atomic_is_logged_once_if_its_result_must_be_asked_for() {
     let expected = expected.map(|(dir, to)| (dir.to_owned(), to.to_owned()));
     assert_eq!(t.moved(), expected);
 }
+
+/// The guest writes to the source of a request at any time.
+#[test]
+fn what_was_asked_with_counts_if_the_source_changes_meanwhile() {
+    let Some(mut t) = Ends::new() else { return };
+    let segments = [t.bench.remote(t.bus_key, 0), t.bench.data(t.ram_key, 0, 8)];
+    let opcode = t.bench.device.c.opcodes.rdma_write;
+    t.bench.post(&mut t.pair.a, opcode, 0, &segments);
+    t.bench.device.run().unwrap();
+    assert!(t.bench.device.bus.is_asking());
+    t.bench.put(t.ram, &[9; 8]);
+    t.bench.device.answered(Ok(Vec::new()));
+    assert!(!t.bench.device.bus.is_asking());
+    assert_eq!(t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome, 0);
+    assert_eq!(t.moved().len(), 2);
+}
