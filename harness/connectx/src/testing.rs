@@ -442,6 +442,13 @@ impl Testbed {
         self.command(name, &[], set).map(drop)
     }
 
+    /// Destroys a queue pair.
+    pub fn destroy(&mut self, qp: &TestQp) {
+        let qpn = u64::from(qp.qpn);
+        let set = |l: &Layouts, input: &mut [u8]| l.destroy_qp.qpn.set(input, qpn);
+        self.command("DESTROY_QP", &[], set).unwrap();
+    }
+
     /// Connects a queue pair to another one of this device, and takes it to state RTS.
     pub fn connect(&mut self, qp: &TestQp, to: u32, rnr_retry: u64) {
         self.connect_to(qp, (self.device.options.lid, to), rnr_retry);

@@ -304,7 +304,9 @@ impl Device {
                 let qpn = l.destroy_qp.qpn.get(input) as u32;
                 self.faults.forget(qpn);
                 self.groups.retain(|(member, _)| *member != qpn);
-                self.qps.remove(&qpn).map(drop).ok_or(Status::BadResource)
+                self.qps.remove(&qpn).ok_or(Status::BadResource)?;
+                self.stop_receiving(qpn);
+                Ok(())
             }
             "CREATE_XRC_SRQ" => self.create_xrc_srq(input, out),
             "CREATE_RMP" => self.create_rmp(input, out),

@@ -198,9 +198,25 @@ impl Device {
         ]
     }
 
+    /// A queue pair does not receive any more. The driver will not answer the page faults of its
+    /// receive requests, so whoever waits for one tries again, and finds nobody.
+    pub fn stop_receiving(&mut self, receiver: u32) {
+        let pending = self.faults.pending.iter();
+        let ended = pending.filter(
+            |(_, pending)| matches!(pending.side, Side::Receiver { qpn, .. } if qpn == receiver),
+        );
+        for token in Vec::from_iter(ended.map(|(token, _)| *token)) {
+            self.answer(token, false);
+        }
+    }
+
     /// Handles the driver's answer. Returns whether the token is valid.
     pub fn resume(&mut self, token: u64, error: bool) -> bool {
         self.witness.resume(token, error);
+        self.answer(token, error)
+    }
+
+    fn answer(&mut self, token: u64, error: bool) -> bool {
         let Some(pending) = self.faults.pending.remove(&token) else {
             // The queue pair may have been destroyed meanwhile.
             return token <= self.faults.last;

@@ -1,7 +1,10 @@
 //! Page faults: the events, and the effects of the driver's answers.
 
+use std::time::Duration;
+
 use crate::device::Scheme;
 use crate::layout::{Layouts, mkey_to_idx, mkey_variant};
+use crate::qp::State;
 use crate::testing::{LID, LOW, PAGE, Pair, Testbed};
 
 /// Two pages at each end. The second page of one end is absent.
@@ -223,22 +226,37 @@ fn an_answer_to_no_question_is_refused() {
     assert_eq!(answer, Err(crate::device::command::Status::BadParam));
 }
 
+/// The driver does not answer for a receiver that it does not find any more.
 #[test]
-fn an_answer_after_the_other_end_has_gone_does_not_touch_it() {
-    let Some(mut t) = Ends::new(Scheme::Transport, Absent::Receiver) else {
-        return;
-    };
-    let (_, token, _) = told(&mut t);
-    let b = t.pair.b.clone();
-    t.bench.modify("2RST_QP", &b, &[]).unwrap();
-    t.bench.resume(token, true).unwrap();
-    let s = t.bench.device.c.syndromes;
-    assert_eq!(
-        t.bench.poll(&mut t.pair.a_cq).unwrap().syndrome,
-        s.remote_op_err
-    );
-    assert!(t.bench.poll(&mut t.pair.b_cq).is_none());
-    assert_eq!(t.bench.device.qps[&b.qpn].state, crate::qp::State::Reset);
+fn a_sender_does_not_wait_for_a_receiver_that_has_gone() {
+    for name in ["2RST_QP", "DESTROY_QP"] {
+        for is_answered in [false, true] {
+            let Some(mut t) = Ends::new(Scheme::Transport, Absent::Receiver) else {
+                return;
+            };
+            let (_, token, _) = told(&mut t);
+            let b = t.pair.b.clone();
+            if name == "2RST_QP" {
+                t.bench.modify(name, &b, &[]).unwrap();
+            } else {
+                t.bench.destroy(&b);
+            }
+            // An answer that comes late touches neither end.
+            if is_answered {
+                t.bench.resume(token, true).unwrap();
+            }
+            let (mut cqe, cq) = (None, &mut t.pair.a_cq);
+            t.bench.wait(Duration::from_secs(5), |bench| {
+                cqe = bench.poll(cq);
+                cqe.is_some()
+            });
+            let gone = t.bench.device.c.syndromes.transport_retry_exc_err;
+            assert_eq!(cqe.expect(name).syndrome, gone);
+            assert!(t.bench.poll(&mut t.pair.b_cq).is_none());
+            let state = t.bench.device.qps.get(&b.qpn).map(|qp| qp.state);
+            assert!(state.is_none_or(|state| state == State::Reset));
+        }
+    }
 }
 
 #[test]

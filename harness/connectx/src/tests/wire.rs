@@ -328,12 +328,7 @@ fn whoever_asks_an_end_that_has_vanished_gets_an_error() {
             let qp = t.qps[1].clone();
             let bench = t.at(1);
             match how {
-                "queue pair" => {
-                    let set = |l: &crate::layout::Layouts, input: &mut [u8]| {
-                        l.destroy_qp.qpn.set(input, u64::from(qp.qpn));
-                    };
-                    bench.command("DESTROY_QP", &[], set).unwrap();
-                }
+                "queue pair" => bench.destroy(&qp),
                 "in error" => bench.modify("2ERR_QP", &qp, &[]).unwrap(),
                 "function" => bench.function_reset(),
                 _ => drop(bench.command("TEARDOWN_HCA", &[], |_, _| {}).unwrap()),
@@ -353,6 +348,28 @@ fn whoever_asks_an_end_that_has_vanished_gets_an_error() {
             assert_eq!(t.syndrome(0), s.wr_flush_err);
             assert_eq!(t.at(0).device.witness.totals.violations, 0);
         }
+    }
+}
+
+/// The driver does not answer for a receiver that it does not find any more.
+#[test]
+fn a_receiver_that_has_vanished_needs_no_page() {
+    for is_destroyed in [false, true] {
+        let Some(mut t) = wired() else { return };
+        t.page(1, false);
+        t.receive(1, LEN);
+        let opcode = t.at(0).device.c.opcodes.send;
+        t.post(0, opcode, LEN);
+        t.settle();
+        assert!(t.fault(1).is_some());
+        let qp = t.qps[1].clone();
+        if is_destroyed {
+            t.at(1).destroy(&qp);
+        } else {
+            t.at(1).modify("2RST_QP", &qp, &[]).unwrap();
+        }
+        let gone = t.at(0).device.c.syndromes.transport_retry_exc_err;
+        assert_eq!(t.syndrome(0), gone);
     }
 }
 

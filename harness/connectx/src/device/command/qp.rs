@@ -132,6 +132,7 @@ impl Device {
             qp.wait = Wait::No;
             qp.current = None;
             (qp.sent, qp.posted, qp.received) = (0, 0, 0);
+            self.stop_receiving(qpn);
             return Ok(());
         }
         let new = slice(input, l.qpc, self.l.qpc.size)?.to_vec();
