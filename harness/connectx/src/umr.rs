@@ -1,5 +1,7 @@
 //! UMR: a work request that changes a memory key's context and translations.
 
+use std::ops::Range;
+
 use crate::device::Device;
 use crate::device::mkey::{BLOCK, Want};
 use crate::layout::{Field, mkey_to_idx};
@@ -80,24 +82,25 @@ impl Device {
         if !changed.is_empty() {
             self.witness.umr(key, 0, &[]);
         }
+        let number = (first / stride.max(1)) as u64;
         if !entries.is_empty() {
             mkey.entries.write(first, &entries);
-            self.witness.umr(key, (first / stride) as u64, &present);
+            self.witness.umr(key, number, &present);
         }
-        self.check_the_end(qpn, key);
+        self.check_the_end(qpn, key, number..number + present.len() as u64);
         Ok(())
     }
 
     /// Reports a translation past the end of a key. No invalidation removes such a translation,
     /// and only the key's length stops the device from using its page.
-    fn check_the_end(&mut self, qpn: u32, key: u32) {
+    fn check_the_end(&mut self, qpn: u32, key: u32, written: Range<u64>) {
         // On other queue pairs, kernel users leave earlier translations there, and user space
         // may write anything.
         if self.qps[&qpn].service != self.c.qp_st.reg_umr {
             return;
         }
         let mkey = &self.mkeys[&mkey_to_idx(key)];
-        if let Some(entry) = self.past_the_end(mkey) {
+        if let Some(entry) = self.past_the_end(mkey, written) {
             let len = self.l.mkc.len.get(&mkey.context);
             self.witness.violation(&format!(
                 "UMR of key {key:#x}: entry {entry} is present, past the end of {len} bytes"

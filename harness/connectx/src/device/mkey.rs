@@ -1,5 +1,7 @@
 //! Memory keys: the translation of addresses in work requests.
 
+use std::ops::Range;
+
 use crate::device::Device;
 use crate::layout::{mkey_to_idx, mkey_variant};
 use crate::table::Table;
@@ -355,9 +357,10 @@ impl Device {
     /// The first page past the end of a key in use that still has a translation.
     ///
     /// This only checks the key's last block, because a write of the last entry writes its whole
-    /// block. Later blocks may be left over from an earlier, longer use of a key from the
-    /// driver's pool. The length of a key that is not in use may be left over too.
-    pub fn past_the_end(&self, mkey: &Mkey) -> Option<u64> {
+    /// block, and the entries that the request has written. Other blocks may be left over from an
+    /// earlier, longer use of a key from the driver's pool. The length of a key that is not in use
+    /// may be left over too.
+    pub fn past_the_end(&self, mkey: &Mkey, written: Range<u64>) -> Option<u64> {
         let l = &self.l.mkc;
         let get = |field: crate::layout::Field| field.get(&mkey.context);
         let mode = get(l.access_mode_4_2) << 2 | get(l.access_mode_1_0);
@@ -369,7 +372,8 @@ impl Device {
         let first = (at(last, shift) - at(start, shift)).checked_add(1)?;
         let size = self.l.mtt.size;
         let end = first.checked_next_multiple_of((BLOCK / size) as u64)?;
-        (first..end).find(|number| {
+        let later = written.start.max(end)..written.end;
+        (first..end).chain(later).find(|number| {
             let entry = mkey.entries.entry(*number, size).unwrap_or_default();
             self.present(&mkey.context, entry).contains(&true)
         })
