@@ -221,6 +221,10 @@ impl Device {
 
     /// Destroys all objects.
     pub(crate) fn teardown(&mut self) {
+        let sends = self.qps.values_mut().filter_map(|qp| qp.current.take());
+        for send in Vec::from_iter(sends) {
+            self.give_back(&send);
+        }
         if let Some(far) = &mut self.far {
             far.stop_waiting();
         }

@@ -1,5 +1,6 @@
 //! Queue pairs and shared receive queues: their rings and their state.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::memory::Buffer;
@@ -174,6 +175,8 @@ pub struct Qp {
     pub receive: Option<Ring>,
     /// Number of receive requests used.
     pub received: u32,
+    /// The receive requests of messages that have ended before their last packet.
+    pub begun: VecDeque<Receive>,
     /// The send queue. Its stride is a basic block.
     pub send: Option<Ring>,
     /// Number of basic blocks executed.

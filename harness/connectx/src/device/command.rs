@@ -302,11 +302,9 @@ impl Device {
             "QUERY_QP" => self.query_qp(input, out),
             "DESTROY_QP" => {
                 let qpn = l.destroy_qp.qpn.get(input) as u32;
-                self.faults.forget(qpn);
+                self.disconnect(qpn);
                 self.groups.retain(|(member, _)| *member != qpn);
-                self.qps.remove(&qpn).ok_or(Status::BadResource)?;
-                self.stop_receiving(qpn);
-                Ok(())
+                self.qps.remove(&qpn).map(drop).ok_or(Status::BadResource)
             }
             "CREATE_XRC_SRQ" => self.create_xrc_srq(input, out),
             "CREATE_RMP" => self.create_rmp(input, out),

@@ -51,6 +51,16 @@ impl Ends {
         self.bench.settle();
     }
 
+    /// Moves the first one of a message's two packets.
+    fn begin_message(&mut self) {
+        let data = self.bench.data(self.to_key, 0x20_0000, 2 * PAGE);
+        self.bench.receive(&mut self.pair.b, &[data]);
+        let local = self.bench.data(self.from_key, 0x10_0000, 2 * PAGE);
+        let opcode = self.bench.device.c.opcodes.send;
+        self.bench.post(&mut self.pair.a, opcode, 0, &[local]);
+        self.bench.device.run().unwrap();
+    }
+
     fn syndrome(&mut self) -> u64 {
         let cqe = self.bench.poll(&mut self.pair.a_cq).expect("a completion");
         cqe.syndrome
@@ -564,19 +574,94 @@ fn a_reset_excuses_what_was_busy_until_then() {
 #[test]
 fn a_receive_request_that_a_message_has_begun_is_flushed() {
     let Some(mut t) = Ends::new() else { return };
-    let data = t.bench.data(t.to_key, 0x20_0000, 2 * PAGE);
-    t.bench.receive(&mut t.pair.b, &[data]);
-    let local = t.bench.data(t.from_key, 0x10_0000, 2 * PAGE);
-    let opcode = t.bench.device.c.opcodes.send;
-    t.bench.post(&mut t.pair.a, opcode, 0, &[local]);
-    // Move one packet of two.
-    t.bench.device.run().unwrap();
+    t.begin_message();
     let b = t.pair.b.clone();
     t.bench.modify("2ERR_QP", &b, &[]).unwrap();
     t.bench.settle();
     let cqe = t.bench.poll(&mut t.pair.b_cq).expect("a flush");
     assert_eq!(cqe.syndrome, t.bench.device.c.syndromes.wr_flush_err);
     assert!(t.bench.poll(&mut t.pair.b_cq).is_none());
+}
+
+/// The receiver has begun the request, and no sender completes it.
+#[test]
+fn a_receive_request_is_flushed_if_its_sender_has_gone() {
+    for how in ["2RST_QP", "DESTROY_QP", "a request that fails"] {
+        println!("{how}");
+        let Some(mut t) = Ends::new() else { return };
+        t.begin_message();
+        let (a, b) = (t.pair.a.clone(), t.pair.b.clone());
+        match how {
+            "2RST_QP" => t.bench.modify(how, &a, &[]).unwrap(),
+            "DESTROY_QP" => t.bench.destroy(&a),
+            _ => {
+                let index = mkey_to_idx(t.from_key);
+                t.bench.device.mkeys.remove(&index).unwrap();
+                t.bench.settle();
+                assert_eq!(t.syndrome(), t.bench.device.c.syndromes.local_prot_err);
+            }
+        }
+        t.bench.settle();
+        assert!(t.bench.poll(&mut t.pair.b_cq).is_none());
+        t.bench.modify("2ERR_QP", &b, &[]).unwrap();
+        t.bench.settle();
+        let cqe = t.bench.poll(&mut t.pair.b_cq).expect("a flush");
+        assert_eq!(cqe.syndrome, t.bench.device.c.syndromes.wr_flush_err);
+        assert_eq!(cqe.counter, 0);
+        assert!(t.bench.poll(&mut t.pair.b_cq).is_none());
+    }
+}
+
+/// The buffers belong to the driver again once it has reset the receiver.
+#[test]
+fn a_message_does_not_go_on_if_its_receiver_was_reset() {
+    for was_in_error in [false, true] {
+        let Some(mut t) = Ends::new() else { return };
+        t.begin_message();
+        let mut b = t.pair.b.clone();
+        if was_in_error {
+            t.bench.modify("2ERR_QP", &b, &[]).unwrap();
+            // Let it flush its receive request.
+            while t.bench.poll(&mut t.pair.b_cq).is_none() {
+                t.bench.device.run().unwrap();
+            }
+        }
+        t.bench.modify("2RST_QP", &b, &[]).unwrap();
+        t.bench.connect(&b, t.pair.a.qpn, 7);
+        (b.posted, b.received) = (0, 0);
+        let data = t.bench.data(t.to_key, 0x20_0000, 2 * PAGE);
+        t.bench.receive(&mut b, &[data]);
+        let (mut cqe, cq) = (None, &mut t.pair.a_cq);
+        t.bench.wait(Duration::from_secs(5), |bench| {
+            cqe = bench.poll(cq);
+            cqe.is_some()
+        });
+        let gone = t.bench.device.c.syndromes.transport_retry_exc_err;
+        assert_eq!(cqe.unwrap().syndrome, gone);
+        assert_eq!(t.bench.get(t.to + PAGE, 8), [0; 8]);
+        assert!(t.bench.poll(&mut t.pair.b_cq).is_none());
+        // The new receive request is untouched.
+        assert_eq!(t.bench.device.qps[&b.qpn].received, 0);
+    }
+}
+
+/// A write with immediate data takes a receive request before it is refused.
+#[test]
+fn a_receive_request_is_flushed_if_its_write_is_refused() {
+    let Some(mut t) = Ends::new() else { return };
+    let data = t.bench.data(t.to_key, 0x20_0000, 8);
+    t.bench.receive(&mut t.pair.b, &[data]);
+    let segments = [
+        t.bench.remote(t.to_key ^ 1, 0x20_0000),
+        t.bench.data(t.from_key, 0x10_0000, 8),
+    ];
+    let c = t.bench.device.c.opcodes;
+    t.bench.post(&mut t.pair.a, c.rdma_write_imm, 0, &segments);
+    t.bench.settle();
+    let s = t.bench.device.c.syndromes;
+    assert_eq!(t.syndrome(), s.remote_access_err);
+    let cqe = t.bench.poll(&mut t.pair.b_cq).expect("a flush");
+    assert_eq!((cqe.syndrome, cqe.counter), (s.wr_flush_err, 0));
 }
 
 #[test]

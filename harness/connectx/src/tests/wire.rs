@@ -407,6 +407,19 @@ fn a_receive_request_is_not_taken_for_another_ends() {
 }
 
 #[test]
+fn a_receive_request_is_flushed_if_the_device_of_its_sender_is_reset() {
+    let Some(mut t) = wired() else { return };
+    t.begin_message(LEN);
+    t.at(0).function_reset();
+    t.settle();
+    assert!(t.poll(1).is_none());
+    t.fail(1);
+    let flushed = t.at(1).device.c.syndromes.wr_flush_err;
+    assert_eq!(t.syndrome(1), flushed);
+    assert!(t.poll(1).is_none());
+}
+
+#[test]
 fn a_message_that_its_sender_cuts_off_ends_the_other_end() {
     let Some(mut t) = wired() else { return };
     t.begin_message(LEN);

@@ -107,6 +107,7 @@ impl Device {
 
     /// Completes a request with an error, and puts the queue pair in error.
     pub(super) fn fail(&mut self, qpn: u32, send: &Send, syndrome: u64) {
+        self.give_back(send);
         let Some(qp) = self.qps.get_mut(&qpn) else {
             return;
         };
@@ -140,21 +141,20 @@ impl Device {
 
     /// Fails the remote end.
     pub(super) fn fail_receive(&mut self, peer: u32, send: &mut Send, syndrome: Option<u64>) {
-        match (syndrome, send.receive.take()) {
-            (Some(syndrome), Some(receive)) => {
-                let completion = Completion {
-                    opcode: self.c.cqe.resp_err as u8,
-                    syndrome: syndrome as u8,
-                    ..Completion::default()
-                };
-                self.complete_receive(peer, &receive, completion);
-            }
-            _ => {
-                let kind = self.c.events.wq_access_error;
-                self.event(kind, 0, |device, entry| {
-                    device.l.eqe.qp_srq_n.set(entry, u64::from(peer));
-                });
-            }
+        if let Some(syndrome) = syndrome
+            && let Some(receive) = send.receive.take()
+        {
+            let completion = Completion {
+                opcode: self.c.cqe.resp_err as u8,
+                syndrome: syndrome as u8,
+                ..Completion::default()
+            };
+            self.complete_receive(peer, &receive, completion);
+        } else {
+            let kind = self.c.events.wq_access_error;
+            self.event(kind, 0, |device, entry| {
+                device.l.eqe.qp_srq_n.set(entry, u64::from(peer));
+            });
         }
         self.enter_error(peer);
     }
@@ -209,9 +209,9 @@ impl Device {
     /// the device checks the queue pair again as long as it is in error.
     pub(super) fn flush(&mut self, qpn: u32) {
         let flushed = self.c.syndromes.wr_flush_err;
-        if let Some(send) = self.qps.get_mut(&qpn).and_then(|qp| qp.current.take()) {
-            if let Some(receive) = &send.receive
-                && self.peer(qpn, &send).is_ok()
+        if let Some(mut send) = self.qps.get_mut(&qpn).and_then(|qp| qp.current.take()) {
+            if self.peer(qpn, &send).is_ok()
+                && let Some(receive) = send.receive.take()
             {
                 // The message was cut off in the middle.
                 let completion = Completion {
@@ -219,7 +219,6 @@ impl Device {
                     syndrome: self.c.syndromes.remote_aborted_err as u8,
                     ..Completion::default()
                 };
-                let receive = receive.clone();
                 let end = self.end(&send);
                 end.complete_receive(send.remote_qpn, &receive, completion);
                 end.enter_error(send.remote_qpn);
@@ -238,7 +237,7 @@ impl Device {
             self.fail(qpn, &send, flushed);
             return;
         }
-        let taken = match self.taken_by_another(qpn) {
+        let taken = match self.begun(qpn) {
             Some(receive) => Some(receive),
             // A queue that cannot be read may have been freed by the driver.
             None => self.take_own(qpn).unwrap_or(None),
@@ -255,9 +254,13 @@ impl Device {
         self.queue(qpn);
     }
 
-    /// Takes the receive request of a partly received message from its sender. The request ends
-    /// together with its queue pair, not when the sender notices.
-    fn taken_by_another(&mut self, qpn: u32) -> Option<Receive> {
+    /// Takes the receive request of a partly received message, from its sender if the sender is
+    /// still there. The request ends together with its queue pair, not when the sender notices.
+    fn begun(&mut self, qpn: u32) -> Option<Receive> {
+        let left = self.qps.get_mut(&qpn).and_then(|qp| qp.begun.pop_front());
+        if left.is_some() {
+            return left;
+        }
         let lid = self.options.lid;
         let far = self.far.iter_mut().flat_map(|far| far.qps.values_mut());
         let sends = self.qps.values_mut().chain(far);
@@ -265,6 +268,27 @@ impl Device {
             .filter_map(|qp| qp.current.as_mut())
             .filter(|send| (send.remote_lid, send.remote_qpn) == (lid, qpn))
             .find_map(|send| send.receive.take())
+    }
+
+    /// A message ends before its last packet. Nobody completes the receive request that it has
+    /// begun, until its queue pair flushes it.
+    pub(crate) fn give_back(&mut self, send: &Send) {
+        if let Some(receive) = &send.receive
+            && let Some(peer) = self.end(send).qps.get_mut(&send.remote_qpn)
+        {
+            peer.begun.push_back(receive.clone());
+        }
+    }
+
+    /// Ends what a queue pair has in progress, before it is reset or destroyed.
+    pub(crate) fn disconnect(&mut self, qpn: u32) {
+        self.faults.forget(qpn);
+        self.stop_receiving(qpn);
+        if let Some(send) = self.qps.get_mut(&qpn).and_then(|qp| qp.current.take()) {
+            self.give_back(&send);
+        }
+        // The driver takes back the memory of its receive requests, so no message goes on there.
+        while self.begun(qpn).is_some() {}
     }
 
     /// Handles a driver's answer to a page fault. The queue pair may wait no longer.

@@ -32,6 +32,10 @@ impl Device {
         header: u64,
     ) -> Result<(), Halt> {
         if send.receive.is_none() {
+            if send.done > 0 {
+                // The remote end has been reset, so it does not expect the rest of the message.
+                return Err(Halt::Error(self.c.syndromes.transport_retry_exc_err));
+            }
             let srqn = send.remote_srqn.or(self.qps[&peer].srqn);
             let receive = match srqn {
                 Some(srqn) => self.take_shared(srqn),

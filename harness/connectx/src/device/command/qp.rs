@@ -1,5 +1,6 @@
 //! Commands of queue pairs.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::objects::{buffer, ring, slice, slice_mut};
@@ -62,6 +63,7 @@ impl Device {
             srqn,
             receive: has_receive.then_some(Ring { buffer, ..receive }),
             received: 0,
+            begun: VecDeque::new(),
             send: has_send.then_some(send),
             sent: 0,
             posted: 0,
@@ -126,13 +128,11 @@ impl Device {
             return Ok(());
         }
         if to == Reset {
-            self.faults.forget(qpn);
+            self.disconnect(qpn);
             let qp = self.qps.get_mut(&qpn).expect("it was there");
             qp.state = Reset;
             qp.wait = Wait::No;
-            qp.current = None;
             (qp.sent, qp.posted, qp.received) = (0, 0, 0);
-            self.stop_receiving(qpn);
             return Ok(());
         }
         let new = slice(input, l.qpc, self.l.qpc.size)?.to_vec();
