@@ -199,6 +199,8 @@ mod tests {
         assert!(is_allowed(&found[0], &allowed));
         assert!(!is_allowed(&found[1], &allowed));
         assert!(found[1].ends_with("linked in:"), "a warning has its text");
+        let lockdep = format!("{line}\n[ 1.0] WARNING: possible recursive locking detected\n");
+        assert_eq!(reports(&lockdep).len(), 2);
         let later = [
             "BUG: sleeping function called from invalid context at a.c:1",
             "BUG: Bad rss-counter state mm:1 type:2 val:3",

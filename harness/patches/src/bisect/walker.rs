@@ -56,7 +56,7 @@ impl Walker<'_> {
             return Ok(());
         }
         // Make does not compile again what a patch warned about, so the warning would be gone.
-        if bisect.force || rows.has_failures(name) {
+        if rows.has_failures(name) {
             self.forget_base()?;
         }
         let known = self.base_warnings(base, &recipe.key(base))?;
