@@ -179,7 +179,7 @@ fn near<'a>(word: &str, names: &[&'a str]) -> Vec<&'a str> {
     let parts = names.iter().flat_map(|name| name.split('/'));
     for name in names.iter().copied().chain(parts) {
         let like = strsim::jaro_winkler(&word, name);
-        // A part of the name counts as well: `race` of `debug-race`.
+        // A part of the name counts as well: `register` of `debug-register`.
         let is_in = word.len() > 2 && name.contains(&word);
         if (like >= LIKE || is_in) && found.iter().all(|(_, other)| *other != name) {
             found.push((like, name));

@@ -3,7 +3,7 @@
 //! When QEMU counts instructions, one thread runs all CPUs of a machine, and another
 //! thread runs the clock that edu waits for. Communication between the two threads costs
 //! more on two processors: 8 to 20 % of the time of three jobs of `make test` on a virtual
-//! host (selftest/switch, debug-race, rxe-debug; one run each).
+//! host (selftest/switch, the races on the debug kernel, rxe-debug; one run each).
 
 use std::process::Command;
 use std::sync::{LazyLock, Mutex};
