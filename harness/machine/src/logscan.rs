@@ -1,27 +1,14 @@
 //! Finds reports of the kernel's own checks in a log: KASAN, lockdep, RCU, DMA-API,
 //! kmemleak, and every other BUG or WARNING.
 
-/// The text that starts a report.
-const MARKS: [&str; 26] = [
+const CUT_HERE: &str = "------------[ cut here ]";
+
+/// The text that starts a report, even after the first lines of another one.
+const STARTS: [&str; 11] = [
+    CUT_HERE,
     "BUG:",
     "kernel BUG at",
-    "WARNING:",
-    CUT_HERE,
-    "KASAN:",
-    "UBSAN:",
-    "Oops:",
-    "general protection fault",
-    "Kernel panic",
     "INFO: task ",
-    "INFO: trying to register non-static key",
-    "INFO: possible recursive",
-    "rcu_sched self-detected stall",
-    "rcu_preempt self-detected stall",
-    "detected stalls on CPUs",
-    "suspicious RCU usage",
-    "refcount_t:",
-    "Bad page state",
-    "Bad page map",
     "Bad rss-counter",
     "new suspected memory leaks",
     "hung_task:",
@@ -34,22 +21,23 @@ const MARKS: [&str; 26] = [
     "printk messages dropped",
 ];
 
-const CUT_HERE: &str = "------------[ cut here ]";
-
-/// The text that starts a report, even after the first lines of another one.
-const STARTS: [&str; 12] = [
-    CUT_HERE,
-    "BUG:",
-    "kernel BUG at",
-    "INFO: task ",
-    "DMA-API: ",
-    "Bad rss-counter",
-    "new suspected memory leaks",
-    "hung_task:",
-    "device private memory: content of page",
-    "DMAR: [DMA",
-    " fault from EP ",
-    "printk messages dropped",
+/// The text that starts a report, or belongs to the one that has started.
+const MARKS: [&str; 15] = [
+    "WARNING:",
+    "KASAN:",
+    "UBSAN:",
+    "Oops:",
+    "general protection fault",
+    "Kernel panic",
+    "INFO: trying to register non-static key",
+    "INFO: possible recursive",
+    "rcu_sched self-detected stall",
+    "rcu_preempt self-detected stall",
+    "detected stalls on CPUs",
+    "suspicious RCU usage",
+    "refcount_t:",
+    "Bad page state",
+    "Bad page map",
 ];
 
 /// The text that ends a warning or a sanitizer report.
@@ -82,7 +70,6 @@ pub fn reports(log: &str) -> Vec<String> {
 /// The number of lines of the report that begins with these lines. It ends at the kernel's end
 /// mark, if there is one, or before another report.
 fn length(lines: &[&str]) -> usize {
-    let has = |line: &str, marks: &[&str]| marks.iter().any(|mark| line.contains(mark));
     if lines[0].contains("DMA-API: ") {
         return 1;
     }
@@ -93,7 +80,7 @@ fn length(lines: &[&str]) -> usize {
         }
         // The line below "cut here" says what it is.
         let is_title = at == 1 && lines[0].contains(CUT_HERE);
-        if has(line, &STARTS) && !is_title {
+        if starts_another(line) && !is_title {
             return at;
         }
     }
@@ -110,10 +97,18 @@ pub fn is_allowed(report: &str, allowed: &[String]) -> bool {
 }
 
 fn begins_report(line: &str) -> bool {
-    if let Some((_, said)) = line.split_once("DMA-API: ") {
-        return !DMA_API_CONTENT.iter().any(|word| said.contains(word));
+    starts_another(line) || has(line, &MARKS)
+}
+
+fn starts_another(line: &str) -> bool {
+    match line.split_once("DMA-API: ") {
+        Some((_, said)) => !has(said, &DMA_API_CONTENT),
+        None => has(line, &STARTS),
     }
-    MARKS.iter().any(|mark| line.contains(mark))
+}
+
+fn has(line: &str, marks: &[&str]) -> bool {
+    marks.iter().any(|mark| line.contains(mark))
 }
 
 #[cfg(test)]
