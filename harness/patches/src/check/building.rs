@@ -66,13 +66,7 @@ pub fn objects(
     let without_sparse = said.contains(NO_SPARSE).then(|| NO_SPARSE.to_owned());
     outcomes.push(Outcome::unless("objects", "sparse runs", without_sparse));
     let mut about = checker.about(&said);
-    about.retain(|text| {
-        !checker
-            .settings
-            .sparse
-            .keys()
-            .any(|known| text.contains(known))
-    });
+    about.retain(|text| !checker.settings.sparse.iter().any(|known| known.has(text)));
     for target in &targets {
         let object = folded(target);
         // The message may name the .c or the .rs file.

@@ -37,6 +37,15 @@ fn a_mail_and_its_faults() {
 }
 
 #[test]
+fn only_known_messages_of_known_files_are_left_out() {
+    let text = "file = 'a/chan.c'\nmessages = ['address space']\nwhy = 'old'";
+    let known: Known = toml::from_str(text).unwrap();
+    assert!(known.has("/x/linux/a/chan.c:9:1: warning: cast removes address space"));
+    assert!(!known.has("/x/linux/a/chan.c:9:1: warning: unused variable"));
+    assert!(!known.has("/x/linux/a/other.c:9:1: warning: cast removes address space"));
+}
+
+#[test]
 fn a_large_patch_must_be_a_test() {
     let code = |lines: usize| format!("{lines}\t0\tmm/hmm.c\n");
     assert_eq!(mail::size(&code(500)), None);
