@@ -13,7 +13,7 @@ pub fn inputs(job: &Job<'_>, booter: &Booter<'_>) -> Result<Inputs> {
     let mut inputs = Inputs::new()?;
     inputs.text(&format!("{:?}", job.spec));
     inputs.text(&format!("{:?}", job.topology));
-    booter.inputs(&mut inputs, job.spec.machine)?;
+    booter.inputs(&mut inputs, job.topology.arch, job.spec.machine)?;
     let kernel = Built::at(paths, &job.kernel);
     inputs.path(&kernel.image())?;
     // Guest scripts load modules as well.

@@ -91,7 +91,7 @@ pub fn play(job: &Job<'_>, booter: &Booter<'_>) -> Result<(Vec<ScenarioResult>, 
 pub(crate) fn append(job: &Job<'_>, machine: &Machine) -> Vec<String> {
     let for_tests = match job.spec.machine {
         // The demo runs like a user's kernel.
-        Kind::Counting if !job.is_demo() => &machine.counting.append_for_tests[..],
+        Kind::Counting if !job.is_demo() => &machine.platform(job.topology).append_for_tests[..],
         _ => &[],
     };
     let mut append = [for_tests, &job.spec.append].concat();

@@ -19,6 +19,7 @@ use host::paths::{Paths, digest};
 use host::proc::{capture, shown, stream_until, tail};
 use host::status::Usage;
 use host::ui::{Step, Ui};
+use plan::arch::Arch;
 use plan::kernels::{Kernel, Kernels, Source};
 use setup::{Tools, search_path};
 
@@ -42,6 +43,9 @@ const MARK: &str = "p2p-built";
 
 /// Where Kbuild puts headers for user space.
 const HEADERS: &str = "usr/include";
+
+/// Compiles programs that run in the guest, if its architecture is the host's.
+const HOST_CC: &str = "gcc";
 
 /// The selftests that the series adds. A warning in them is an error.
 const OURS: &str = "p2pdma";
@@ -102,7 +106,7 @@ impl Builder<'_> {
     pub fn one(&self, kernels: &Kernels, name: &str) -> Result<()> {
         let kernel = kernels.get(name)?;
         if !kernel.is_built_only() {
-            let siblings = kernels.of(kernel.tree);
+            let siblings = kernels.of(kernel.tree, kernel.arch);
             let siblings: Vec<_> = siblings.map(|name| Built::at(self.paths, name)).collect();
             take_headers(&siblings, &Built::at(self.paths, name))?;
         }
@@ -126,7 +130,7 @@ impl Builder<'_> {
             name,
             source: &source,
             output: &built.dir,
-            arch: None,
+            arch: kernel.arch.foreign(),
             llvm: kernel.llvm,
         };
         let mut wanted = config::wanted(&self.paths.root, &kernel.fragments)?;
@@ -166,8 +170,9 @@ impl Builder<'_> {
         if !kernel.is_built_only() {
             link_modules(&built)?;
             self.index_modules(&built)?;
+            let cc = self.programs_compiler(kernel.arch)?;
             for entry in &kernel.selftests {
-                make.selftests(entry, &step)?;
+                make.selftests(entry, &cc, &step)?;
             }
             if kernel.guest {
                 make.guest(&step)?;
@@ -178,6 +183,20 @@ impl Builder<'_> {
         }
         step.done("built");
         Ok(())
+    }
+
+    /// The compiler for programs that run in the guest. For a foreign architecture it takes headers
+    /// and libraries from the guest's root file system.
+    fn programs_compiler(&self, arch: Arch) -> Result<String> {
+        if !arch.is_foreign() {
+            return Ok(HOST_CC.to_owned());
+        }
+        let root = setup::guest_root::get(self.paths, self.ui, arch)?;
+        let (clang, triple) = (self.compiler.clang(), arch.triple());
+        Ok(format!(
+            "{clang} --target={triple} --sysroot={} -fuse-ld=lld",
+            root.display()
+        ))
     }
 
     /// Prepares the module folder that vng uses. vng would do so itself, but two machines
@@ -279,7 +298,7 @@ impl Builder<'_> {
         };
         let step = self.ui.step(format!("build: selftests {name}"));
         let mut programs = programs.into_iter();
-        programs.try_for_each(|program| make.selftests(program, &step))
+        programs.try_for_each(|program| make.selftests(program, HOST_CC, &step))
     }
 }
 
@@ -300,7 +319,7 @@ fn arguments<'a>(jobs: &'a str, kernel: &'a Kernel) -> Vec<&'a str> {
         arguments.extend(strict);
     }
     // `headers` go to usr/, where vng and the selftests look for them.
-    arguments.extend(["bzImage", "modules", "headers"]);
+    arguments.extend([kernel.arch.image().0, "modules", "headers"]);
     arguments
 }
 
@@ -573,7 +592,7 @@ impl Make<'_> {
             dir: self.output.to_owned(),
         })?;
         for entry in selftests {
-            self.selftests(entry, step)?;
+            self.selftests(entry, HOST_CC, step)?;
         }
         Ok(())
     }
@@ -585,8 +604,8 @@ impl Make<'_> {
         self.finish(command, step)
     }
 
-    /// `entry`: `folder` or `folder/program`.
-    fn selftests(&self, entry: &str, step: &Step<'_>) -> Result<()> {
+    /// `entry`: `folder` or `folder/program`. `cc`: the compiler.
+    fn selftests(&self, entry: &str, cc: &str, step: &Step<'_>) -> Result<()> {
         let all = self.source.join("tools/testing/selftests");
         let (folder, program) = match entry.rsplit_once('/') {
             // A folder may be inside another folder.
@@ -608,7 +627,10 @@ impl Make<'_> {
             .arg(format!("-j{}", self.builder.jobs))
             .arg(format!("OUTPUT={}", output.display()))
             .arg(format!("KHDR_INCLUDES=-isystem {}", headers.display()))
-            .arg("CC=gcc");
+            .arg(format!("CC={cc}"));
+        if let Some(arch) = self.arch {
+            command.arg(format!("ARCH={arch}"));
+        }
         if Path::new(folder).starts_with(OURS) {
             command.arg("USERCFLAGS=-Werror");
         }
@@ -632,7 +654,7 @@ impl Make<'_> {
             .arg(format!("OUTPUT={}", output.display()))
             .arg(format!("KERNEL={}", self.output.display()))
             .arg(format!("LIBRARY={}", library.display()))
-            .arg("CC=gcc");
+            .arg(format!("CC={HOST_CC}"));
         self.finish(command, step)?;
         let sources = format!("M={}", modules.display());
         let output = format!("MO={}", output.join("nv-p2p").display());

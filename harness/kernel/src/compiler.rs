@@ -13,6 +13,9 @@ use host::status::Usage;
 /// Runs a compiler through ccache.
 const WITH_CCACHE: &str = "harness/with-ccache";
 
+/// Our `LLVM=`.
+const LLVM: &str = "-19";
+
 /// The user's choice of compiler. The default is GCC, which needs two thirds of LLVM's
 /// time, or LLVM 19 for kernels that need LLVM.
 #[derive(Clone, Debug, Default)]
@@ -44,10 +47,15 @@ impl Compiler {
         arguments
     }
 
+    /// The clang of the user's LLVM, or of ours.
+    pub fn clang(&self) -> String {
+        llvm_program(self.llvm.as_deref().unwrap_or(LLVM), "clang")
+    }
+
     /// The value of `LLVM=`, and the C compiler.
     fn chosen(&self, needs_llvm: bool) -> (Option<&str>, String) {
         let (llvm, cc) = match (&self.llvm, &self.cc) {
-            (None, None) if needs_llvm => (Some("-19"), None),
+            (None, None) if needs_llvm => (Some(LLVM), None),
             (None, None) => (None, Some("gcc")),
             (llvm, cc) => (llvm.as_deref(), cc.as_deref()),
         };

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use host::paths::Paths;
+use plan::arch::Arch;
 
 pub mod build;
 pub mod commits;
@@ -28,9 +29,15 @@ impl Built {
         }
     }
 
-    /// The image that boots.
+    /// The image that boots. A kernel is built for one architecture, so there is one at most. If
+    /// there is none, this is where the host's architecture has it.
     pub fn image(&self) -> PathBuf {
-        self.dir.join("arch/x86/boot/bzImage")
+        let images = Arch::ALL.map(|arch| {
+            let (name, folder) = arch.image();
+            self.dir.join(folder).join(name)
+        });
+        let there = images.iter().find(|image| image.is_file());
+        there.unwrap_or(&images[0]).clone()
     }
 
     /// The folder with links to all modules.

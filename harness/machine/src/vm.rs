@@ -18,7 +18,8 @@ use host::proc::{indent, quote, shown, stream, tail};
 use host::ui::{Step, Ui};
 use kernel::Built;
 use plan::topology::{Kind, Machine, Models, Topology, vram};
-use setup::{self, Tools, search_path};
+use setup::qemu::with_vfio_user;
+use setup::{Tools, guest_root, search_path};
 
 mod hotplug;
 mod inputs;
@@ -321,6 +322,26 @@ impl Booter<'_> {
         Ok(dir)
     }
 
+    /// Arguments for a guest that does not have the host's files: its root file system, and the
+    /// folders that jobs need, by the same paths.
+    fn share(&self, boot: &Boot<'_>, dir: &Path, command: &mut Command) -> Result<()> {
+        let root = guest_root::get(self.paths, self.ui, boot.topology.arch)?;
+        command.arg("--root").arg(&root);
+        let guest = self.paths.root.join("harness/guest");
+        for (option, folder) in [
+            ("--rodir", guest.as_path()),
+            ("--rodir", &boot.kernel.dir),
+            ("--rwdir", dir),
+        ] {
+            let inside = folder.strip_prefix("/").context("an absolute path")?;
+            // The guest cannot make it, because its root file system is read-only.
+            fs::create_dir_all(root.join(inside))?;
+            let (inside, folder) = (inside.display(), folder.display());
+            command.arg(option).arg(format!("{inside}={folder}"));
+        }
+        Ok(())
+    }
+
     /// A home directory for virtme-ng's settings and cache, apart from the user's.
     fn home(&self) -> PathBuf {
         self.paths.build().join("run/home")
@@ -349,16 +370,23 @@ impl Booter<'_> {
         command.env("HOME", self.home());
         command.arg("--run").arg(boot.kernel.image());
         // QEMU's arguments decide about KVM. vng cannot use the virtiofsd of Debian 12.
-        command.args(["--disable-kvm", "--force-9p", "--verbose", "--rwdir", "out"]);
+        command.args(["--disable-kvm", "--force-9p", "--verbose"]);
         command.args(["--memory", self.machine.memory(boot.topology)]);
         let cpus = boot.cpus.unwrap_or(self.machine.cpus);
         command.args(["--cpus", &cpus.to_string()]);
+        let arch = boot.topology.arch;
         let qemu = match boot.kind {
-            Kind::Counting => self.qemu.map(Path::to_owned),
-            Kind::Parallel => Some(setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu)?),
+            Kind::Counting if !arch.is_foreign() => self.qemu.map(Path::to_owned),
+            _ => Some(with_vfio_user(self.paths, self.ui, arch, self.qemu)?),
         };
         if let Some(qemu) = qemu {
             command.arg("--qemu").arg(qemu);
+        }
+        if let Some(name) = arch.foreign() {
+            command.args(["--arch", name]);
+            self.share(boot, dir, &mut command)?;
+        } else {
+            command.args(["--rwdir", "out"]);
         }
         // Without CONFIG_BLOCK, the kernel accepts 9p as root only if it has a name.
         command.args(["--append", "root=/dev/root"]);
@@ -367,11 +395,13 @@ impl Booter<'_> {
             // Otherwise each program that starts would read itself and its libraries
             // again.
             let flags = "version=9p2000.L,trans=virtio,access=any,msize=524288,cache=loose";
-            let bin = self.paths.root.join("harness/guest/bin");
             command.args(["--append", &format!("rootflags={flags}")]);
-            command.args(["--append", &format!("PATH={}", bin.display())]);
+            if !arch.is_foreign() {
+                let bin = self.paths.root.join("harness/guest/bin");
+                command.args(["--append", &format!("PATH={}", bin.display())]);
+            }
         }
-        let kinds = self.machine.append(boot.kind);
+        let kinds = self.machine.append(boot.kind, boot.topology);
         for arg in kinds.chain(&boot.topology.append).chain(boot.append) {
             command.arg("--append").arg(arg);
         }
@@ -411,11 +441,18 @@ impl Booter<'_> {
 
 /// The environment of the guest's scripts, as lines of shell.
 fn environment(boot: &Boot<'_>) -> String {
-    format!(
+    let mut text = format!(
         "export P2PTEST_MODDIR={}\nexport P2PTEST_EXPECT={}\n",
         quote(&boot.kernel.modules().to_string_lossy()),
         quote(&boot.topology.expect),
-    )
+    );
+    if boot.topology.arch.is_foreign() {
+        // With a root file system of the guest's own, vng expects the modules in it.
+        let all = boot.kernel.dir.join(".virtme_mods");
+        let options = format!("-d {} -S 0.0.0", all.display());
+        text.push_str(&format!("export MODPROBE_OPTIONS={}\n", quote(&options)));
+    }
+    text
 }
 
 /// The settings of a shell. Its prompt shows the topology and the loaded modules.

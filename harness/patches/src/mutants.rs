@@ -20,6 +20,7 @@ use host::status::Verdict;
 use kernel::build::Builder;
 use kernel::config;
 use machine::vm::Booter;
+use plan::arch::Arch;
 use plan::filter::Only;
 use plan::topology::{Kind, Topologies};
 use results::cache::Inputs;
@@ -159,7 +160,7 @@ impl Mutants<'_> {
         inputs.text(&format!("{compiler:?}\n{versions}"));
         inputs.text(&format!("{:?}", all.get(&settings.topology)?));
         for kind in [Kind::Counting, Kind::Parallel] {
-            self.booter.inputs(&mut inputs, kind)?;
+            self.booter.inputs(&mut inputs, Arch::default(), kind)?;
         }
         Ok(inputs.key())
     }

@@ -19,6 +19,7 @@ use host::paths::Paths;
 use host::proc::{capture, processors};
 use kernel::build::Builder;
 use kernel::tree::Tree;
+use plan::arch::Arch;
 use results::report::Outcome;
 
 /// The check's name.
@@ -115,8 +116,8 @@ pub fn versions(builder: &Builder<'_>, qemu: Option<&Path>) -> Result<Vec<String
         .map(|needs_llvm| builder.compiler.versions(needs_llvm, &path))
         .concat();
     let there = [
-        setup::qemu::found(qemu),
-        setup::qemu::there(builder.paths, qemu),
+        setup::qemu::found(Arch::default(), qemu),
+        setup::qemu::there(builder.paths, Arch::default(), qemu),
     ];
     for program in there.into_iter().flatten() {
         said.push_str(&capture(Command::new(program).arg("--version"))?);

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Deserialize;
 
+use crate::arch::Arch;
 use crate::filter::Only;
 use host::settings;
 use host::status::Usage;
@@ -18,6 +19,9 @@ pub struct Kernel {
     pub tree: Source,
     /// A patch for that tree: a file of qemu/kernel/, without `.patch`.
     pub patch: Option<String>,
+    /// The architecture that it runs on.
+    #[serde(default)]
+    pub arch: Arch,
     /// Files of qemu/kernel/, without `.config`.
     pub fragments: Vec<String>,
     /// `folder` or `folder/program` of tools/testing/selftests.
@@ -94,9 +98,11 @@ impl Kernels {
         std::iter::successors(next(name), move |name| next(name)).take(self.0.len())
     }
 
-    /// The names of the kernels of a tree.
-    pub fn of(&self, tree: Source) -> impl Iterator<Item = &str> {
-        let of = self.0.iter().filter(move |(_, kernel)| kernel.tree == tree);
+    /// The names of the kernels of a tree and an architecture. Their headers for user space are
+    /// the same.
+    pub fn of(&self, tree: Source, arch: Arch) -> impl Iterator<Item = &str> {
+        let is = move |kernel: &Kernel| (kernel.tree, kernel.arch) == (tree, arch);
+        let of = self.0.iter().filter(move |(_, kernel)| is(kernel));
         of.map(|(name, _)| name.as_str())
     }
 
@@ -147,13 +153,17 @@ mod tests {
             }
             assert!(kernels.seeds(name).count() < kernels.names().len());
             if let Some(seed) = &kernel.seed {
-                assert_eq!(kernels.get(seed).unwrap().tree, kernel.tree, "{name}");
+                let seed = kernels.get(seed).unwrap();
+                assert_eq!((seed.tree, seed.arch), (kernel.tree, kernel.arch), "{name}");
             }
+            // For a foreign architecture only LLVM compiles.
+            assert!(kernel.llvm || !kernel.arch.is_foreign(), "{name}");
             // Programs need a bootable kernel.
             assert!(!kernel.is_built_only() || kernel.selftests.is_empty());
         }
         assert!(!kernels.tests().is_empty());
-        assert!(kernels.of(Source::Base).next().is_some());
+        let base = kernels.of(Source::Base, Arch::default());
+        assert!(base.count() > 0);
         let error = kernels.get("debgu").unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some());
         assert!(error.to_string().contains("debug"), "{error}");
@@ -164,12 +174,15 @@ mod tests {
              [rdma]\ntree='series'\nfragments=[]\nseed='plain'\n\
              [debug]\ntree='series'\nfragments=[]\nseed='rdma'\nmodules=true\n\
              [drivers]\ntree='series'\nfragments=[]\ntargets=['x/']\non_demand=true\n\
-             [base]\ntree='base'\nfragments=[]\n";
+             [base]\ntree='base'\nfragments=[]\n\
+             [arm64]\ntree='base'\narch='arm64'\nfragments=[]\non_demand=true\n";
         let kernels = Kernels(toml::from_str(all).unwrap());
         assert_eq!(kernels.tests(), ["debug", "drivers"]);
         let order = kernels.in_order(&["debug", "base", "rdma", "plain"]);
         assert_eq!(order, ["base", "plain", "rdma", "debug"]);
-        assert!(kernels.of(Source::Base).eq(["base"]));
+        let base = |arch| Vec::from_iter(kernels.of(Source::Base, arch));
+        assert_eq!(base(Arch::X86_64), ["base"]);
+        assert_eq!(base(Arch::Arm64), ["arm64"]);
         let picked = |text| kernels.picked(&Only::new(text).unwrap());
         // An on-demand kernel must be named in full.
         assert!(!picked(None).contains(&"drivers"));

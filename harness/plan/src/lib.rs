@@ -3,6 +3,7 @@
 
 #![warn(unused_crate_dependencies)]
 
+pub mod arch;
 pub mod filter;
 pub mod job;
 pub mod kernels;

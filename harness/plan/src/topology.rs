@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::arch::Arch;
 use host::settings;
 use host::status::Usage;
 
@@ -24,6 +25,9 @@ pub struct Topology {
     pub order: Option<u32>,
     /// The kernel that the demo boots.
     pub kernel: String,
+    /// The architecture of the machine and of that kernel.
+    #[serde(default)]
+    pub arch: Arch,
     /// QEMU's CPU model. From it, the kernel decides whether a host bridge can forward
     /// peer-to-peer requests.
     pub cpu: String,
@@ -124,8 +128,6 @@ pub struct Machine {
     pub memory: String,
     /// Number of CPUs.
     pub cpus: u32,
-    /// QEMU's `-machine`, besides the type.
-    pub properties: String,
     /// QEMU's `-global`, for devices that no topology names.
     pub globals: Vec<String>,
     /// The kernel's command line.
@@ -136,6 +138,11 @@ pub struct Machine {
     pub parallel: Parallel,
     /// Module parameters.
     pub modules: BTreeMap<String, Since>,
+    /// Additions for each architecture.
+    pub arch: BTreeMap<Arch, Platform>,
+    /// Whether parallel machines use KVM, if they can.
+    #[serde(skip)]
+    pub kvm: bool,
 }
 
 /// The kind of a machine.
@@ -182,9 +189,6 @@ impl Models<'_> {
 pub struct Counting {
     /// QEMU's `-icount`.
     pub icount: String,
-    /// Added to the kernel's command line for test jobs, but not for the demo and the
-    /// benchmark.
-    pub append_for_tests: Vec<String>,
 }
 
 /// The table `parallel` of qemu/machine.toml.
@@ -193,10 +197,27 @@ pub struct Counting {
 pub struct Parallel {
     /// QEMU's `-accel`.
     pub accel: String,
-    /// More of QEMU's `-global`, besides the ones of every machine.
-    pub globals: Vec<String>,
+}
+
+/// A table `arch.NAME` of qemu/machine.toml.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Platform {
+    /// QEMU's `-machine`, besides the type.
+    pub properties: String,
     /// Added to the kernel's command line.
+    #[serde(default)]
     pub append: Vec<String>,
+    /// Added to the kernel's command line in counting machines for test jobs, but not for the
+    /// demo and the benchmark.
+    #[serde(default)]
+    pub append_for_tests: Vec<String>,
+    /// Added to the kernel's command line in parallel machines.
+    #[serde(default)]
+    pub append_parallel: Vec<String>,
+    /// QEMU's `-global` in parallel machines, besides the ones of every machine.
+    #[serde(default)]
+    pub globals_parallel: Vec<String>,
 }
 
 /// Parameters of a module that need a recent QEMU.
@@ -218,13 +239,27 @@ impl Machine {
         Vec::from_iter(here.into_iter().chain(there)).join(" ")
     }
 
+    /// What the topology's architecture adds.
+    ///
+    /// # Panics
+    ///
+    /// If machine.toml has no table for it. [`Topologies::read`] makes sure that it has.
+    pub fn platform(&self, topology: &Topology) -> &Platform {
+        &self.arch[&topology.arch]
+    }
+
     /// The kernel's command line in a machine of this kind.
-    pub fn append(&self, kind: Kind) -> impl Iterator<Item = &String> {
+    pub fn append<'a>(
+        &'a self,
+        kind: Kind,
+        topology: &'a Topology,
+    ) -> impl Iterator<Item = &'a String> {
+        let platform = self.platform(topology);
         let own = match kind {
             Kind::Counting => &[][..],
-            Kind::Parallel => &self.parallel.append,
+            Kind::Parallel => &platform.append_parallel,
         };
-        self.append.iter().chain(own)
+        self.append.iter().chain(&platform.append).chain(own)
     }
 
     /// The guest's memory in a topology, as QEMU writes sizes.
@@ -251,7 +286,9 @@ impl Machine {
                 add("-icount", icount.to_owned());
             }
             Kind::Parallel => {
-                add("-accel", self.parallel.accel.clone());
+                let kvm = self.kvm && !topology.arch.is_foreign();
+                let accel = if kvm { "kvm" } else { &self.parallel.accel };
+                add("-accel", accel.to_owned());
                 // QEMU passes this file to the model, which does DMA in it as a NIC does.
                 let memory = self.memory(topology);
                 add(
@@ -261,10 +298,11 @@ impl Machine {
                 add("-machine", "memory-backend=ram".to_owned());
             }
         }
-        add("-machine", self.properties.clone());
+        let platform = self.platform(topology);
+        add("-machine", platform.properties.clone());
         let own = match kind {
             Kind::Counting => &[][..],
-            Kind::Parallel => &self.parallel.globals,
+            Kind::Parallel => &platform.globals_parallel,
         };
         for global in self.globals.iter().chain(own) {
             add("-global", global.clone());
@@ -283,10 +321,10 @@ pub struct Topologies {
 }
 
 impl Topologies {
-    /// Makes parallel machines use KVM. Counting machines cannot, because KVM counts no
-    /// instructions.
+    /// Makes parallel machines of the host's architecture use KVM. Counting machines cannot,
+    /// because KVM counts no instructions.
     pub fn use_kvm(&mut self) {
-        self.machine.parallel.accel = "kvm".to_owned();
+        self.machine.kvm = true;
     }
 
     /// The topology of that name, for a test to change.
@@ -296,7 +334,7 @@ impl Topologies {
 
     /// Reads qemu/machine.toml and qemu/topologies/.
     pub fn read(root: &Path) -> Result<Self> {
-        let machine = settings::read(&root.join("qemu/machine.toml"))?;
+        let machine: Machine = settings::read(&root.join("qemu/machine.toml"))?;
         let mut by_name = BTreeMap::new();
         for entry in fs::read_dir(root.join("qemu/topologies"))? {
             let path = entry?.path();
@@ -312,6 +350,13 @@ impl Topologies {
             topology
                 .check()
                 .with_context(|| path.display().to_string())?;
+            if !machine.arch.contains_key(&topology.arch) {
+                bail!(
+                    "{}: machine.toml has no table for {:?}",
+                    path.display(),
+                    topology.arch
+                );
+            }
             by_name.insert(topology.name.clone(), topology);
         }
         Ok(Self { machine, by_name })
@@ -541,7 +586,8 @@ mod tests {
         let topologies = Topologies::read(&root).unwrap();
         let kernels = crate::kernels::Kernels::read(&root).unwrap();
         for topology in topologies.all() {
-            kernels.get(&topology.kernel).unwrap();
+            let kernel = kernels.get(&topology.kernel).unwrap();
+            assert_eq!(kernel.arch, topology.arch, "{}", topology.name);
             for kind in [Kind::Counting, Kind::Parallel] {
                 let args = topologies
                     .machine

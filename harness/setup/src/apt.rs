@@ -9,25 +9,34 @@ use anyhow::{Context, Result, bail};
 
 use super::fresh;
 use host::proc::{capture, output, tail};
+use plan::arch::Arch;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// An apt with its own list of Debian suites.
 pub struct Apt {
     dir: PathBuf,
+    arch: &'static str,
 }
 
 impl Apt {
-    /// Reads the package lists of `suites`. All files of this apt are in `dir`.
-    pub fn new(dir: &Path, suites: &[&str]) -> Result<Self> {
+    /// Reads the package lists of `suites`, for an architecture. All files of this apt are in
+    /// `dir`.
+    pub fn new(dir: &Path, suites: &[&str], arch: Arch) -> Result<Self> {
         let archive = debian_archive()?;
-        let apt = Self { dir: fresh(dir)? };
+        let apt = Self {
+            dir: fresh(dir)?,
+            arch: arch.debian(),
+        };
         for sub in ["state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(dir.join(sub))?;
         }
         let sources: String = suites
             .iter()
-            .map(|suite| format!("deb [arch=amd64 signed-by={KEYRING}] {archive} {suite} main\n"))
+            .map(|suite| {
+                let arch = apt.arch;
+                format!("deb [arch={arch} signed-by={KEYRING}] {archive} {suite} main\n")
+            })
             .collect();
         fs::write(dir.join("sources.list"), sources)?;
         // With an empty status, apt downloads all dependencies of a package.
@@ -64,6 +73,16 @@ impl Apt {
         Ok(listed(&capture(madison.arg("madison").args(names))?))
     }
 
+    /// Downloads a package with all that it needs, and unpacks them into `to`. Returns the files of
+    /// the packages, which [`Self::remove`] removes.
+    pub fn unpack(&self, install: &[&str], to: &Path) -> Result<Vec<PathBuf>> {
+        let debs = self.get(&[&["-y", "--download-only", "install"], install].concat())?;
+        for deb in &debs {
+            capture(Command::new("dpkg-deb").arg("-x").arg(deb).arg(to))?;
+        }
+        Ok(debs)
+    }
+
     /// Removes all its files.
     pub fn remove(self) -> Result<()> {
         fs::remove_dir_all(&self.dir).with_context(|| self.dir.display().to_string())
@@ -86,7 +105,10 @@ impl Apt {
         }
         // The sandbox user may not be able to write in our directories.
         command.args(["-o", "APT::Sandbox::User=root"]);
-        command.args(["-o", "APT::Architecture=amd64"]);
+        // Without the second option, apt adds the architectures that this machine's dpkg knows.
+        for option in ["APT::Architecture", "APT::Architectures"] {
+            command.arg("-o").arg(format!("{option}={}", self.arch));
+        }
         command.args(["-o", "APT::Install-Recommends=false"]);
         command.args(["-o", "Acquire::Languages=none", "-o", "Acquire::Retries=3"]);
         command

@@ -1,5 +1,6 @@
 //! Installs what the distribution's packages lack: bindgen, virtme-ng, the base kernel's
-//! source, a recent QEMU, and rdma-core's tests. Everything goes to the cache, once.
+//! source, a recent QEMU, rdma-core's tests, and root file systems for guests. Everything goes to
+//! the cache, once.
 
 #![warn(unused_crate_dependencies)]
 
@@ -16,6 +17,7 @@ use host::proc::capture;
 use host::ui::Ui;
 
 mod apt;
+pub mod guest_root;
 pub mod packages;
 pub mod qemu;
 pub mod rdma_core;

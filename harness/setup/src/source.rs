@@ -13,6 +13,7 @@ use super::failed;
 use host::paths::Paths;
 use host::proc::{collect, tail};
 use host::ui::Ui;
+use plan::arch::Arch;
 
 /// The package with the base, and the version that the series is for.
 const BASE_PACKAGE: &str = "linux-source-7.3";
@@ -126,7 +127,7 @@ pub fn base(paths: &Paths, ui: &Ui) -> Result<Source> {
     let step = ui.step(format!("setup: {BASE_PACKAGE}"));
     step.at("reading the package lists");
     let download = || {
-        let apt = Apt::new(&dir.join("apt"), &BASE_SUITES)?;
+        let apt = Apt::new(&dir.join("apt"), &BASE_SUITES, Arch::default())?;
         step.at("downloading 170 MB");
         fetch(&apt, BASE_PACKAGE, &dir)?;
         apt.remove()
@@ -188,7 +189,7 @@ impl Archive {
         let dir = paths.cache.join("trees");
         fs::create_dir_all(&dir)?;
         let suites = Vec::from_iter(suites.iter().map(String::as_str));
-        let apt = Apt::new(&dir.join("apt"), &suites);
+        let apt = Apt::new(&dir.join("apt"), &suites, Arch::default());
         Ok(Self { dir, apt })
     }
 

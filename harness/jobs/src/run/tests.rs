@@ -250,7 +250,8 @@ fn what_a_job_adds_to_the_command_line() {
     let topologies = Topologies::read(&root()).unwrap();
     let switch = topologies.get("switch").unwrap();
     let mut machine = topologies.machine.clone();
-    machine.counting.append_for_tests = vec!["all".to_owned()];
+    let platform = machine.arch.get_mut(&switch.arch).unwrap();
+    platform.append_for_tests = vec!["all".to_owned()];
     let of = |own: &[&str], kunit: Option<&str>| {
         let spec = Spec {
             append: own.iter().map(|&word| word.to_owned()).collect(),

@@ -22,6 +22,8 @@ fn warnings_are_errors_where_building_is_the_test() {
     assert!(said(&modules).contains(" CFLAGS_MODULE=-Werror "));
     assert!(said(&modules).ends_with(" bzImage modules headers"));
     assert_eq!(said(&of("")), "-j2 bzImage modules headers");
+    let foreign = of("arch = 'arm64'");
+    assert_eq!(said(&foreign), "-j2 Image modules headers");
 }
 
 /// Makes kernels with these names in one folder.
@@ -245,7 +247,7 @@ fn what_only_one_kernel_lacks_does_not_end_the_run() {
             arch: None,
             llvm: false,
         };
-        make.selftests("nothing", &builder.ui.step("test"))
+        make.selftests("nothing", HOST_CC, &builder.ui.step("test"))
             .unwrap_err()
     });
     let why = error.downcast::<Broken>().unwrap().0;
@@ -286,6 +288,14 @@ fn a_kernel_that_is_set_aside_may_have_selftests_of_its_own() {
     set_aside(&kernel, &aside).unwrap();
     assert_eq!(read(&aside), "good");
     assert!(build("p2pdma/two").is_err());
+}
+
+#[test]
+fn the_image_is_where_its_architecture_has_it() {
+    let (_dir, [kernel]) = kernels(["kernel"]);
+    assert!(kernel.image().ends_with("kernel/arch/x86/boot/bzImage"));
+    write(&kernel, "arch/arm64/boot/Image", "");
+    assert!(kernel.image().ends_with("kernel/arch/arm64/boot/Image"));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::Booter;
 use super::model::{Device, program};
+use plan::arch::Arch;
 use plan::topology::Kind;
 use results::cache::Inputs;
 use setup::qemu;
@@ -11,7 +12,7 @@ use setup::qemu;
 impl Booter<'_> {
     /// Adds everything that a kind of machine consists of: QEMU, the device models, and
     /// the guest's scripts.
-    pub fn inputs(&self, inputs: &mut Inputs, kind: Kind) -> Result<()> {
+    pub fn inputs(&self, inputs: &mut Inputs, arch: Arch, kind: Kind) -> Result<()> {
         inputs.text(&format!("{:?}", self.machine));
         inputs.text(&self.qemu_args.join(" "));
         // The path contains vng's version. The location of the cache does not count.
@@ -20,12 +21,12 @@ impl Booter<'_> {
         inputs.text(&vng_dir.to_string_lossy());
         match kind {
             Kind::Counting => {
-                if let Some(qemu) = qemu::found(self.qemu) {
+                if let Some(qemu) = qemu::found(arch, self.qemu) {
                     inputs.path(&qemu)?;
                 }
             }
             Kind::Parallel => {
-                inputs.path(&qemu::with_vfio_user(self.paths, self.ui, self.qemu)?)?;
+                inputs.path(&qemu::with_vfio_user(self.paths, self.ui, arch, self.qemu)?)?;
                 for device in [Device::ConnectX, Device::Pascal] {
                     inputs.path(&program(self.paths, device))?;
                 }

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::process::Command;
 
 use host::proc::capture;
-use setup::qemu::PROGRAM;
+use plan::arch::Arch;
 
 /// QEMU's major version. 0 if it cannot be read, which counts as old. The boot then
 /// reports the reason.
 pub fn major(qemu: Option<&Path>) -> u32 {
-    let qemu = qemu.unwrap_or(Path::new(PROGRAM));
+    let qemu = qemu.unwrap_or(Path::new(Arch::default().qemu()));
     let said = capture(Command::new(qemu).arg("--version"));
     said.ok().and_then(|said| parse(&said)).unwrap_or(0)
 }

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::*;
+use plan::arch::Arch;
 
 /// What answers where no device can be unplugged.
 fn no_slots(dir: &Path) -> Hotplug {
@@ -167,21 +168,55 @@ fn a_machine_that_ends_well() {
 fn what_the_machine_is_made_of() {
     let (_dir, ran) = boot_with("echo \"$*\"", 20);
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let machine = plan::topology::Topologies::read(&repository)
-        .unwrap()
-        .machine;
+    let topologies = plan::topology::Topologies::read(&repository).unwrap();
+    let (machine, topology) = (&topologies.machine, topologies.get("switch").unwrap());
     let said = |option: &str, value: &str| {
         let words = format!("{option} {value}");
         assert!(ran.console.contains(&words), "{words}: {}", ran.console);
     };
     said("-icount", &machine.counting.icount);
-    said("-machine", &machine.properties);
+    said("-machine", &machine.arch[&Arch::X86_64].properties);
     // `QEMU_ARGS=` of the user, quoted for virtme-ng's shell.
     said("-name", "'a b'");
     machine.globals.iter().for_each(|it| said("-global", it));
     machine
-        .append(Kind::Counting)
+        .append(Kind::Counting, topology)
         .for_each(|it| said("--append", it));
+}
+
+#[test]
+fn a_foreign_guest_has_only_the_folders_that_a_job_needs() {
+    let boot = |booter: &Booter<'_>, boot: &Boot<'_>| {
+        // What setup would fetch.
+        let root = guest_root::place(booter.paths, Arch::Arm64);
+        fs::create_dir_all(&root).unwrap();
+        let qemu = booter.paths.cache.join("tools/qemu-arm64-11.1");
+        script(&qemu.join(Arch::Arm64.qemu()), "");
+        let mut topology = boot.topology.clone();
+        topology.arch = Arch::Arm64;
+        let boot = Boot {
+            topology: &topology,
+            job: boot.job.clone(),
+            ..*boot
+        };
+        let ran = booter.boot(&boot, &booter.ui.step("test")).unwrap();
+        let shared = |option: &str, folder: &Path| {
+            let inside = folder.strip_prefix("/").unwrap();
+            assert!(root.join(inside).is_dir());
+            let words = format!("{option} {}={} ", inside.display(), folder.display());
+            assert!(ran.console.contains(&words), "{words}: {}", ran.console);
+        };
+        shared("--rwdir", &ran.dir);
+        shared("--rodir", &boot.kernel.dir);
+        shared("--rodir", &booter.paths.root.join("harness/guest"));
+        let words = format!("--arch arm64 --root {} ", root.display());
+        assert!(ran.console.contains(&words), "{}", ran.console);
+        assert!(ran.console.contains("/qemu-system-aarch64 "));
+        assert!(!ran.console.contains("--rwdir out "));
+        let job = fs::read_to_string(ran.dir.join("job.sh")).unwrap();
+        assert!(job.contains("export MODPROBE_OPTIONS="), "{job}");
+    };
+    with_machine(Kind::Counting, "echo \"$*\"", 20, "exit 2", boot);
 }
 
 #[test]

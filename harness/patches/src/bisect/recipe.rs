@@ -9,6 +9,7 @@ use serde::Deserialize;
 use super::{Bisect, Commit, DIR, topic};
 use host::paths::digest;
 use kernel::config;
+use plan::arch::Arch;
 use plan::job::Job;
 use plan::kernels::Kernels;
 use plan::topology::Kind;
@@ -91,7 +92,8 @@ impl Bisect<'_> {
         let machine = configuration.boot.as_deref().map(|topology| {
             let mut inputs = Inputs::of_running(root)?;
             inputs.text(&format!("{:?}", self.topologies.get(topology)?));
-            self.booter.inputs(&mut inputs, Kind::Counting)?;
+            self.booter
+                .inputs(&mut inputs, Arch::default(), Kind::Counting)?;
             anyhow::Ok(inputs.key())
         });
         let machine = machine.transpose()?.unwrap_or_default();

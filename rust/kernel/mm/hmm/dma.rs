@@ -563,6 +563,8 @@ pub(super) mod tests {
 
         // SAFETY: The device belongs to the test, and nothing else does DMA with it.
         to_result(unsafe {
+            // `hmm_dma_map_alloc()` refuses devices that are not coherent.
+            (*dev).flags[0] |= 1 << bindings::struct_device_flags_DEV_FLAG_DMA_COHERENT;
             (*dev).dma_mask = &raw mut (*dev).coherent_dma_mask;
             bindings::dma_set_mask_and_coherent(dev, u64::MAX)
         })

@@ -176,7 +176,8 @@ impl Run<'_> {
     /// Opens a shell in the machine of a job, or in a topology.
     pub fn shell(&self, name: &str, debug: bool) -> Result<()> {
         let topologies = self.topologies()?;
-        let jobs = Plan::read(&self.paths.root)?.jobs(&topologies)?;
+        let mut jobs = Plan::read(&self.paths.root)?.jobs(&topologies)?;
+        jobs.extend(Soak::new(None, None)?.jobs(&self.paths.root, &topologies)?);
         let job = job_of_shell(jobs, name, &topologies)?;
         let kernels = Kernels::read(&self.paths.root)?;
         let tools = self.build(&kernels, &job.needs())?;

@@ -1,5 +1,6 @@
 //! How a command begins: gets tools and tree, and makes builders and booters.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread;
 
@@ -138,8 +139,11 @@ impl Run<'_> {
 
     /// Installs QEMU before jobs run in parallel. Otherwise each job would install it.
     pub fn qemu_for<'j>(&self, jobs: impl IntoIterator<Item = &'j Job<'j>>) -> Result<()> {
-        if jobs.into_iter().any(Job::is_parallel) {
-            setup::qemu::with_vfio_user(self.paths, self.ui, self.qemu.as_deref())?;
+        let needs_it = |job: &&Job<'_>| job.is_parallel() || job.topology.arch.is_foreign();
+        let jobs = jobs.into_iter().filter(needs_it);
+        let all = BTreeSet::from_iter(jobs.map(|job| job.topology.arch));
+        for arch in all {
+            setup::qemu::with_vfio_user(self.paths, self.ui, arch, self.qemu.as_deref())?;
         }
         Ok(())
     }

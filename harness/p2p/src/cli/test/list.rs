@@ -51,7 +51,8 @@ impl Run<'_> {
             if job.boots_series(&kernels)? || choice.test.is_some() || choice.repeat.is_some() {
                 return Ok("never");
             }
-            let has_qemu = || setup::qemu::there(self.paths, self.qemu.as_deref()).is_some();
+            let arch = job.topology.arch;
+            let has_qemu = || setup::qemu::there(self.paths, arch, self.qemu.as_deref()).is_some();
             if job.is_parallel() && !has_qemu() {
                 return Ok("no");
             }
