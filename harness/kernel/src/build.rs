@@ -21,7 +21,7 @@ use host::status::Usage;
 use host::ui::{Step, Ui};
 use plan::arch::Arch;
 use plan::kernels::{Kernel, Kernels, Source};
-use setup::{Tools, search_path};
+use setup::{Tools, guest_root, search_path};
 
 /// The sources and configuration of this kernel do not build. Other kernels may still build.
 #[derive(Debug)]
@@ -191,7 +191,7 @@ impl Builder<'_> {
         if !arch.is_foreign() {
             return Ok(HOST_CC.to_owned());
         }
-        let root = setup::guest_root::get(self.paths, self.ui, arch)?;
+        let root = guest_root::get(self.paths, self.ui, arch)?;
         let (clang, triple) = (self.compiler.clang(), arch.triple());
         Ok(format!(
             "{clang} --target={triple} --sysroot={} -fuse-ld=lld",
@@ -495,6 +495,10 @@ impl Make<'_> {
             kernel.selftests,
             arguments("", kernel)
         );
+        if kernel.arch.is_foreign() {
+            let root = guest_root::place(self.builder.paths, kernel.arch);
+            all.push_str(&root.to_string_lossy());
+        }
         if kernel.guest {
             for path in GUEST_SOURCES {
                 all.push_str(&contents(&self.builder.paths.root.join(path))?);

@@ -158,6 +158,8 @@ mod tests {
             }
             // For a foreign architecture only LLVM compiles.
             assert!(kernel.llvm || !kernel.arch.is_foreign(), "{name}");
+            // `guest` compiles for the host's.
+            assert!(!kernel.guest || !kernel.arch.is_foreign(), "{name}");
             // Programs need a bootable kernel.
             assert!(!kernel.is_built_only() || kernel.selftests.is_empty());
         }

@@ -299,6 +299,39 @@ fn the_image_is_where_its_architecture_has_it() {
 }
 
 #[test]
+fn programs_for_a_foreign_guest_are_of_its_root_file_system() {
+    let place = Place::new();
+    place.commit("base");
+    let source = place.source();
+    let inputs = |cache: &str, more: &str| {
+        place.build(&place.compiler("12"), None, |builder| {
+            let paths = Paths {
+                root: place.root().to_owned(),
+                work: place.root().join("build"),
+                output: place.root().join("build"),
+                cache: place.root().join(cache),
+                kdir: None,
+            };
+            let make = Make {
+                builder: &Builder {
+                    paths: &paths,
+                    ..*builder
+                },
+                name: "plain",
+                source: &source,
+                output: &place.root().join("build/plain"),
+                arch: None,
+                llvm: true,
+            };
+            make.inputs("", &kernel(more)).unwrap()
+        })
+    };
+    assert_eq!(inputs("one", ""), inputs("two", ""));
+    let foreign = |cache| inputs(cache, "arch = 'arm64'");
+    assert_ne!(foreign("one"), foreign("two"));
+}
+
+#[test]
 fn a_kernel_is_built_anew_when_something_has_changed() {
     let place = Place::new();
     place.commit("base");
