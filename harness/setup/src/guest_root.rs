@@ -40,10 +40,21 @@ const PACKAGES: [&str; 19] = [
     "util-linux",
 ];
 
-/// Accounts, which base-passwd's script would make. `/dev/pts` needs the group.
-const ACCOUNTS: [(&str, &str); 2] = [
+/// What the packages' scripts would make: accounts, of which `/dev/pts` needs the group, and rules
+/// for `su`, which starts an interactive shell.
+const FILES: [(&str, &str); 4] = [
     ("etc/passwd", "root:x:0:0:root:/root:/bin/bash\n"),
     ("etc/group", "root:x:0:\ntty:x:5:\n"),
+    (
+        "etc/pam.d/su",
+        "auth sufficient pam_rootok.so\n\
+         account required pam_permit.so\n\
+         session required pam_permit.so\n",
+    ),
+    (
+        "etc/pam.d/other",
+        "auth required pam_deny.so\naccount required pam_deny.so\n",
+    ),
 ];
 
 static UNPACK: Mutex<()> = Mutex::new(());
@@ -64,9 +75,9 @@ pub fn get(paths: &Paths, ui: &Ui, arch: Arch) -> Result<PathBuf> {
     Ok(home)
 }
 
-/// Its path, whether it is there or not. Another list of packages makes another folder.
+/// Its path, whether it is there or not. Other contents make another folder.
 pub fn place(paths: &Paths, arch: Arch) -> PathBuf {
-    let contents = digest(format!("{SUITE} {}", PACKAGES.join(" ")).as_bytes());
+    let contents = digest(format!("{SUITE} {PACKAGES:?} {FILES:?}").as_bytes());
     let name = format!("root-{}-{}", arch.debian(), &contents[..12]);
     paths.cache.join("tools").join(name)
 }
@@ -76,7 +87,7 @@ fn unpack(tools: &Path, arch: Arch, home: &Path) -> Result<()> {
     let apt = Apt::new(&tools.join("root-apt"), &[SUITE], arch)?;
     let partial = fresh(&tools.join("root-partial"))?;
     apt.unpack(&PACKAGES, &partial)?;
-    for (file, text) in ACCOUNTS {
+    for (file, text) in FILES {
         fs::write(partial.join(file), text)?;
     }
     // virtme-ng's init ends the machine by it. Debian has it with a whole init.
