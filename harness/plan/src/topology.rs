@@ -742,6 +742,9 @@ mod tests {
         assert!(args(Kind::Parallel).contains("-accel kvm "));
         let counting = args(Kind::Counting);
         assert!(counting.contains("-icount ") && !counting.contains("kvm"));
+        let foreign = topologies.get("arm64").unwrap();
+        let foreign = machine.qemu(Kind::Parallel, &Models::default(), None, foreign);
+        assert!(foreign.join(" ").contains("-accel tcg,"), "{foreign:?}");
     }
 
     #[test]
