@@ -228,8 +228,9 @@ mod tests {
         assert_eq!(there(arch), Some(cached.clone()));
         fs::remove_file(cached).unwrap();
         assert_eq!(there(arch), None);
-        // Each architecture has its own.
+        // Each architecture has its own folder, because an installation replaces the folder.
         let foreign = place(Arch::Arm64, "11.1.3");
+        assert_ne!(foreign.parent(), place(arch, "11.1.3").parent());
         script(&foreign, "");
         assert_eq!((there(arch), there(Arch::Arm64)), (None, Some(foreign)));
     }
