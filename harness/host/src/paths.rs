@@ -27,6 +27,18 @@ pub struct Paths {
 const HIDDEN: [&str; 3] = ["/run", "/var/log", "/var/tmp"];
 
 impl Paths {
+    /// The directories of a repository that has its cache inside. For tests.
+    pub fn within(root: &Path) -> Self {
+        let build = root.join("build");
+        Self {
+            root: root.to_owned(),
+            work: build.clone(),
+            output: build,
+            cache: root.join("cache"),
+            kdir: None,
+        }
+    }
+
     /// Where machines write their logs and files, in one directory each.
     pub fn runs(&self) -> PathBuf {
         self.build().join("run")

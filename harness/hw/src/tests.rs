@@ -222,14 +222,7 @@ esac"#
     }
 
     fn run_in(&self, root: tempfile::TempDir) -> (Result<Verdict>, String, tempfile::TempDir) {
-        let build = root.path().join("build");
-        let paths = Paths {
-            root: root.path().to_owned(),
-            work: build.clone(),
-            output: build,
-            cache: root.path().join("cache"),
-            kdir: None,
-        };
+        let paths = Paths::within(root.path());
         let result = run(&paths, &Ui::new(false), self.dir.path(), GPU_OPTIONS);
         let report = fs::read_to_string(paths.results().join("hw-report.md")).unwrap();
         // Columns are as wide as their longest cell.

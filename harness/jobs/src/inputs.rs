@@ -70,13 +70,7 @@ mod tests {
         let topologies = Topologies::read(&repository).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
-        let paths = Paths {
-            root: root.to_owned(),
-            work: root.join("build"),
-            output: root.join("build"),
-            cache: root.join("cache"),
-            kdir: None,
-        };
+        let paths = Paths::within(root);
         for file in FILES {
             write(root, file, "one");
         }

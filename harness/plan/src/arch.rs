@@ -8,7 +8,6 @@ use serde::Deserialize;
 pub enum Arch {
     /// That of the host.
     #[default]
-    #[serde(rename = "x86_64")]
     X86_64,
     /// LLVM compiles for it, and the guest has a root file system of its own.
     Arm64,

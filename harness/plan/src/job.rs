@@ -28,7 +28,7 @@ pub struct Plan {
 pub struct Spec {
     /// Its name. Its results are called `job/topology`.
     pub name: String,
-    /// The topologies it runs in. `*` means all topologies with scenarios.
+    /// The topologies it runs in. `*` means all of the host's architecture with scenarios.
     pub topologies: Vec<String>,
     /// The kernel, if it differs from the topology's.
     pub kernel: Option<String>,
@@ -167,9 +167,9 @@ impl Plan {
         let mut jobs = Vec::new();
         for spec in &self.jobs {
             let shapes = if spec.topologies == ["*"] {
-                // A topology without scenarios is only for jobs that name it.
+                // Other topologies are only for jobs that name them.
                 let mut all = topologies.all();
-                all.retain(|topology| !topology.scenarios.is_empty());
+                all.retain(|topology| topology.is_for_all());
                 all
             } else {
                 let named = spec.topologies.iter().map(|name| topologies.get(name));

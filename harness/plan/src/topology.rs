@@ -66,7 +66,8 @@ pub struct Topology {
     /// Text in the reasons for which selftests may skip here.
     #[serde(default)]
     pub skips: Vec<String>,
-    /// The scenarios of the demo. A topology without any is only for jobs that name it.
+    /// The scenarios of the demo. A topology without any, or of a foreign architecture, is only
+    /// for jobs that name it.
     #[serde(rename = "scenario", default)]
     pub scenarios: Vec<Scenario>,
 }
@@ -400,6 +401,11 @@ impl Scenario {
 }
 
 impl Topology {
+    /// Whether jobs run in it that do not name their topologies.
+    pub fn is_for_all(&self) -> bool {
+        !self.scenarios.is_empty() && !self.arch.is_foreign()
+    }
+
     fn check(&self) -> Result<()> {
         self.scenarios.iter().try_for_each(Scenario::check)?;
         if self.wire && self.nics.len() != 2 {

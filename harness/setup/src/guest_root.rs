@@ -104,13 +104,7 @@ mod tests {
     fn what_is_unpacked_is_not_fetched() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().to_owned();
-        let paths = Paths {
-            root: root.clone(),
-            work: root.join("build"),
-            output: root.join("build"),
-            cache: root.join("cache"),
-            kdir: None,
-        };
+        let paths = Paths::within(&root);
         let home = place(&paths, Arch::Arm64);
         fs::create_dir_all(&home).unwrap();
         let found = get(&paths, &Ui::new(false), Arch::Arm64).unwrap();

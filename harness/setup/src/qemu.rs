@@ -200,13 +200,7 @@ mod tests {
     fn the_users_qemu_comes_first_and_the_cached_one_next() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().to_owned();
-        let paths = Paths {
-            root: root.clone(),
-            work: root.join("build"),
-            output: root.join("build"),
-            cache: root.join("cache"),
-            kdir: None,
-        };
+        let paths = Paths::within(&root);
         let ui = Ui::new(false);
         let users = root.join("qemu");
         let arch = Arch::default();

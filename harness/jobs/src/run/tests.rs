@@ -162,13 +162,7 @@ fn without_a_scan_nobody_knows_of_leaks() {
 fn what_a_machine_does_after_its_last_scenario_counts() {
     let topologies = Topologies::read(&root()).unwrap();
     let jobs = Plan::read(&root()).unwrap().jobs(&topologies).unwrap();
-    let paths = Paths {
-        root: "/p2p".into(),
-        work: "/p2p/build".into(),
-        output: "/p2p/build".into(),
-        cache: "/p2p/cache".into(),
-        kdir: None,
-    };
+    let paths = Paths::within(Path::new("/p2p"));
     let failures = |ran: &RunResult| {
         let mut outcomes = of_machine("demo/switch", ran, &[], &paths);
         outcomes.retain(|outcome| outcome.status == Status::Failed);
@@ -286,13 +280,7 @@ fn the_nic_of_a_parallel_machine_is_a_witness() {
             time: Duration::ZERO,
             witness,
         };
-        let paths = Paths {
-            root: PathBuf::new(),
-            work: PathBuf::new(),
-            output: PathBuf::new(),
-            cache: PathBuf::new(),
-            kdir: None,
-        };
+        let paths = Paths::within(Path::new(""));
         let outcomes = of_machine("mlx5/switch", &ran, &[], &paths);
         let last = outcomes.last().unwrap();
         (outcomes.len(), last.name.clone(), last.status)
@@ -327,13 +315,7 @@ fn a_demo_is_a_job_like_any_other() {
         spec: toml::from_str(spec).unwrap(),
         ..job(topology)
     };
-    let paths = Paths {
-        root: "/p2p".into(),
-        work: "/p2p/build".into(),
-        output: "/p2p/build".into(),
-        cache: "/p2p/cache".into(),
-        kdir: None,
-    };
+    let paths = Paths::within(Path::new("/p2p"));
     let tools = setup::Tools {
         bindgen: "bindgen".into(),
         vng_dir: "vng".into(),

@@ -192,13 +192,7 @@ impl Place {
             found: crate::tree::Found::default(),
         };
         use_it(&Builder {
-            paths: &Paths {
-                root: root.to_owned(),
-                work: root.join("build"),
-                output: root.join("build"),
-                cache: root.join("cache"),
-                kdir: None,
-            },
+            paths: &Paths::within(root),
             ui: &Ui::new(false),
             tools: &Tools {
                 bindgen: root.join("bindgen"),
@@ -306,11 +300,8 @@ fn programs_for_a_foreign_guest_are_of_its_root_file_system() {
     let inputs = |cache: &str, more: &str| {
         place.build(&place.compiler("12"), None, |builder| {
             let paths = Paths {
-                root: place.root().to_owned(),
-                work: place.root().join("build"),
-                output: place.root().join("build"),
                 cache: place.root().join(cache),
-                kdir: None,
+                ..Paths::within(place.root())
             };
             let make = Make {
                 builder: &Builder {

@@ -84,13 +84,7 @@ fn with_machine<T>(
     let root = scratch.path().to_owned();
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let topologies = plan::topology::Topologies::read(&repository).unwrap();
-    let paths = Paths {
-        root: root.clone(),
-        work: root.join("build"),
-        output: root.join("build"),
-        cache: root.join("cache"),
-        kdir: None,
-    };
+    let paths = Paths::within(&root);
     let kernel = Built::at(&paths, "plain");
     fs::create_dir_all(kernel.image().parent().unwrap()).unwrap();
     fs::write(kernel.image(), "").unwrap();

@@ -23,11 +23,8 @@ pub fn row(configuration: &str, number: usize, trouble: Option<&str>) -> StepRes
 /// Paths for a repository in that directory.
 pub fn paths(root: &Path) -> Paths {
     Paths {
-        root: root.join("repo"),
-        work: root.join("repo/build"),
-        output: root.join("repo/build"),
         cache: root.join("cache"),
-        kdir: None,
+        ..Paths::within(&root.join("repo"))
     }
 }
 

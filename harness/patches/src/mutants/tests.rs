@@ -364,13 +364,7 @@ impl Fake {
 
     fn inputs(&self, series: &str) -> String {
         let root = self.dir.path();
-        let paths = host::paths::Paths {
-            root: root.to_owned(),
-            work: root.join("build"),
-            output: root.join("build"),
-            cache: root.join("cache"),
-            kdir: None,
-        };
+        let paths = host::paths::Paths::within(root);
         let ui = host::ui::Ui::new(false);
         let tools = setup::Tools {
             bindgen: root.join("bindgen"),

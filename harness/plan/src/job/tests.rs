@@ -60,13 +60,29 @@ fn the_plan_of_this_repository() {
             assert!(jobs.iter().any(|job| job.name == *name), "{name}");
         }
     }
-    // Every topology with scenarios has a demo job.
-    let has_scenarios = |t: &&&crate::topology::Topology| !t.scenarios.is_empty();
-    for topology in topologies.all().iter().filter(has_scenarios) {
-        assert!(
-            jobs.iter()
-                .any(|job| job.name == format!("demo/{}", topology.name))
-        );
+    // Each topology that is for all has a demo job, and no other one has a job here.
+    for topology in topologies.all() {
+        let has_demo = jobs
+            .iter()
+            .any(|job| job.name == format!("demo/{}", topology.name));
+        assert!(has_demo || !topology.is_for_all(), "{}", topology.name);
+    }
+    let foreign = |job: &Job<'_>| job.topology.arch.is_foreign();
+    assert!(!jobs.iter().any(foreign));
+}
+
+#[test]
+fn a_kernel_boots_on_its_architecture() {
+    let kernels = Kernels::read(&root()).unwrap();
+    let topologies = Topologies::read(&root()).unwrap();
+    for file in ["qemu/tests.toml", "qemu/soak.toml"] {
+        let plan = Plan::read_file(&root(), file).unwrap();
+        for job in plan.jobs(&topologies).unwrap() {
+            for kernel in job.needs() {
+                let arch = kernels.get(kernel).unwrap().arch;
+                assert_eq!(arch, job.topology.arch, "{}: {kernel}", job.name);
+            }
+        }
     }
 }
 

@@ -17,13 +17,7 @@ impl Machine {
     fn new(script: &str) -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let root = scratch.path().to_owned();
-        let paths = Paths {
-            work: root.join("build"),
-            output: root.join("build"),
-            cache: root.join("cache"),
-            root: root.clone(),
-            kdir: None,
-        };
+        let paths = Paths::within(&root);
         let program = program(&paths, Device::ConnectX);
         fs::create_dir_all(program.parent().unwrap()).unwrap();
         fs::write(&program, format!("#!/bin/sh\n: >connectx0.log\n{script}\n")).unwrap();
