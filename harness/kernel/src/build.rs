@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::compiler::Compiler;
 use crate::tree::{Tree, need_space};
-use crate::{Built, config};
+use crate::{Built, VIRTME_MODS, config};
 use host::git::ask;
 use host::paths::{Paths, digest};
 use host::proc::{capture, shown, stream_until, tail};
@@ -381,7 +381,7 @@ fn begin_with(seeds: &[Built], built: &Built) -> Result<()> {
     let partial = partial_copy(&seed.dir, &built.dir)?;
     remove(&built.dir)?;
     // Kbuild did not make these, and they contain the name of their folder.
-    for name in ["ko", "bench", ".virtme_mods"] {
+    for name in ["ko", "bench", VIRTME_MODS] {
         remove(&partial.join(name))?;
     }
     fs::remove_file(partial.join(MARK))?;

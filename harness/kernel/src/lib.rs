@@ -14,6 +14,9 @@ pub mod config;
 pub mod series;
 pub mod tree;
 
+/// The folder of a kernel in which virtme-ng indexes its modules for modprobe.
+pub const VIRTME_MODS: &str = ".virtme_mods";
+
 /// A kernel that was built.
 #[derive(Clone)]
 pub struct Built {

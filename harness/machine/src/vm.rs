@@ -16,7 +16,7 @@ use judge::Judge;
 use host::paths::Paths;
 use host::proc::{indent, quote, shown, stream, tail};
 use host::ui::{Step, Ui};
-use kernel::Built;
+use kernel::{Built, VIRTME_MODS};
 use plan::topology::{Kind, Machine, Models, Topology, vram};
 use setup::qemu::with_vfio_user;
 use setup::{Tools, guest_root, search_path};
@@ -448,7 +448,7 @@ fn environment(boot: &Boot<'_>) -> String {
     );
     if boot.topology.arch.is_foreign() {
         // With a root file system of the guest's own, vng expects the modules in it.
-        let all = boot.kernel.dir.join(".virtme_mods");
+        let all = boot.kernel.dir.join(VIRTME_MODS);
         let options = format!("-d {} -S 0.0.0", all.display());
         text.push_str(&format!("export MODPROBE_OPTIONS={}\n", quote(&options)));
     }

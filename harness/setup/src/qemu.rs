@@ -191,7 +191,7 @@ mod tests {
         let arch = Arch::default();
         let program = home.join(arch.qemu());
         script(&program, &wrapper(arch, "11.1.3"));
-        let (_, said, _) = output(Command::new(program).args(["x y", "z"])).unwrap();
+        let said = host::proc::capture(Command::new(program).args(["x y", "z"])).unwrap();
         let lib = home.join("usr/lib/x86_64-linux-gnu/qemu");
         assert_eq!(said, format!("{}|-L|9|x y\n", lib.display()));
     }
