@@ -374,7 +374,7 @@ layouts! {
         uar_page, user_index, log_page_size, page_offset, remote_qpn, log_sra_max, log_rra_max,
         retry_count, rnr_retry, next_send_psn, next_rcv_psn, cqn_snd, cqn_rcv, rre, rwe, rae,
         min_rnr_nak, dbr_addr, q_key, rq_type, srqn = "srqn_rmpn_xrqn", hw_sq_wqebb_counter,
-        sw_sq_wqebb_counter, hw_rq_counter,
+        sw_sq_wqebb_counter, hw_rq_counter, rlky,
         pkey_index = "primary_address_path.pkey_index",
         port = "primary_address_path.vhca_port_num",
         rlid = "primary_address_path.rlid",

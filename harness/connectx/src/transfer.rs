@@ -328,7 +328,7 @@ impl Device {
 
     /// Translates the local memory of the request, from the current position on.
     fn local(&self, qpn: u32, send: &Send, len: usize, want: Want) -> Result<Vec<Piece>, Halt> {
-        self.list(self.qps[&qpn].pd, &send.local, send.done, len, want)
+        self.list(qpn, self.qps[&qpn].pd, &send.local, send.done, len, want)
             .map_err(|stop| match stop {
                 Stop::Fault { mkey, va } => Halt::Fault(
                     Side::Requester,
@@ -351,6 +351,7 @@ impl Device {
     /// Translates `len` bytes of a list, `skip` bytes from its start, into pieces.
     fn list(
         &self,
+        qpn: u32,
         pd: u32,
         segments: &[Segment],
         mut skip: u64,
@@ -370,6 +371,7 @@ impl Device {
                 .unwrap_or(usize::MAX)
                 .min(len);
             if let Segment::Data { key, va, .. } = segment {
+                self.check_reserved(qpn, *key)?;
                 pieces.extend(self.translate(*key, va.wrapping_add(skip), here, want, Some(pd))?);
             }
             skip = 0;

@@ -123,7 +123,9 @@ impl Device {
             return Err("translations that are shorter than their number".to_owned());
         }
         let pd = Some(self.qps[&qpn].pd);
-        let pieces = self.translate(key, va, count, want, pd);
+        let pieces = self
+            .check_reserved(qpn, key)
+            .and_then(|()| self.translate(key, va, count, want, pd));
         let pieces = pieces.map_err(|stop| format!("translations at {va:#x}: {stop:?}"))?;
         let mut data = vec![0; count];
         let mut rest = &mut data[..];

@@ -98,6 +98,16 @@ struct Walk<'a> {
 }
 
 impl Device {
+    /// Checks that a queue pair may name this key in a request. The reserved key stands for all
+    /// addresses. The driver gives it to its own queue pairs alone, by `rlky`.
+    pub fn check_reserved(&self, qpn: u32, key: u32) -> Result<(), Stop> {
+        let is_allowed = self.l.qpc.rlky.get(&self.qps[&qpn].context) != 0;
+        if key == self.reserved_lkey && !is_allowed {
+            return denied(format!("the reserved key {key:#x} is not for this queue"));
+        }
+        Ok(())
+    }
+
     /// Translates `len` bytes at `va` of a key into pieces.
     ///
     /// Only the named key's rights count. A key that it points to must be in use and in the

@@ -23,9 +23,10 @@ struct Ends {
     pair: Pair,
     at: u64,
     key: u32,
-    /// The source of translations, and its key.
+    /// The source of translations, its key, and its address in the key.
     list: u64,
     list_key: u32,
+    list_va: u64,
 }
 
 impl Ends {
@@ -44,6 +45,7 @@ impl Ends {
             key,
             list,
             list_key,
+            list_va: 0,
         })
     }
 
@@ -65,7 +67,8 @@ impl Ends {
             bytes
         } else {
             self.bench.put(self.list, &bytes);
-            self.bench.data(self.list_key, 0, bytes.len() as u64)
+            let len = bytes.len() as u64;
+            self.bench.data(self.list_key, self.list_va, len)
         };
         let opcode = self.bench.device.c.opcodes.umr;
         self.bench
@@ -96,6 +99,27 @@ impl Ends {
             .map(|b| u64::from_be_bytes(b.try_into().unwrap()))
             .collect()
     }
+}
+
+#[test]
+fn translations_come_by_the_reserved_key_for_the_driver_alone() {
+    let Some(mut t) = Ends::new() else { return };
+    let qp = t.bench.device.qps.get_mut(&t.pair.a.qpn).unwrap();
+    let rlky = t.bench.device.l.qpc.rlky;
+    rlky.set(&mut qp.context, 1);
+    t.list_key = t.bench.device.reserved_lkey;
+    t.list_va = t.list;
+    t.change(t.key, 0, 0, [0x1003, 0x2003]);
+    assert_eq!(t.entries()[..2], [0x1003, 0x2003]);
+
+    let qp = t.bench.device.qps.get_mut(&t.pair.a.qpn).unwrap();
+    rlky.set(&mut qp.context, 0);
+    let umr = Umr {
+        entries: vec![0x3003, 0x4003],
+        ..Umr::default()
+    };
+    assert_ne!(t.umr(t.key, &umr), 0);
+    assert_eq!(t.entries()[..2], [0x1003, 0x2003]);
 }
 
 #[test]

@@ -703,6 +703,34 @@ fn a_queue_pair_allows_what_it_was_told_to() {
 }
 
 #[test]
+fn only_queues_of_the_driver_may_name_the_reserved_key() {
+    let Some(t) = Ends::new() else { return };
+    drop(t);
+    for (sender, receiver) in [(false, true), (true, false), (true, true)] {
+        let mut t = Ends::new().unwrap();
+        let (key, rlky) = (t.bench.device.reserved_lkey, t.bench.device.l.qpc.rlky);
+        for (qpn, is_allowed) in [(t.pair.a.qpn, sender), (t.pair.b.qpn, receiver)] {
+            let qp = t.bench.device.qps.get_mut(&qpn).unwrap();
+            rlky.set(&mut qp.context, u64::from(is_allowed));
+        }
+        let before = t.bench.get(t.to, 8);
+        let (from, to) = (t.bench.data(key, t.from, 8), t.bench.data(key, t.to, 8));
+        t.bench.receive(&mut t.pair.b, &[to]);
+        let opcode = t.bench.device.c.opcodes.send;
+        t.bench.post(&mut t.pair.a, opcode, 0, &[from]);
+        t.bench.settle();
+        let s = t.bench.device.c.syndromes;
+        let (syndrome, found) = match (sender, receiver) {
+            (true, true) => (0, t.bench.get(t.from, 8)),
+            (true, false) => (s.remote_op_err, before),
+            (false, _) => (s.local_prot_err, before),
+        };
+        assert_eq!(t.syndrome(), syndrome);
+        assert_eq!(t.bench.get(t.to, 8), found);
+    }
+}
+
+#[test]
 fn a_receive_request_that_makes_no_sense_completes() {
     let Some(mut t) = Ends::new() else { return };
     let mut inline = (t.bench.device.c.misc.inline_seg as u32 | 12)

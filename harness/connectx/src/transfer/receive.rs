@@ -143,7 +143,7 @@ impl Device {
             return Ok(Vec::new());
         };
         let pd = self.domain(peer, receive.srqn);
-        self.list(pd, &receive.segments, skip, len, WRITE)
+        self.list(peer, pd, &receive.segments, skip, len, WRITE)
             .map_err(|stop| match stop {
                 Stop::Fault { mkey, va } => Halt::Fault(
                     Side::Receiver {
