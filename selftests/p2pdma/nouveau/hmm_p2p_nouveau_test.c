@@ -312,6 +312,31 @@ TEST_F_TIMEOUT(nouveau, mapped_by_child, TIMEOUT_S)
 	buf_free(_metadata, &buf);
 }
 
+/* And not longer than the process lives, even if somebody else has the file */
+TEST_F_TIMEOUT(nouveau, mapped_until_exit, TIMEOUT_S)
+{
+	int fd = nouveau_open_without_svm();
+	struct p2p_buf buf;
+	pid_t pid;
+
+	if (!getenv("P2PTEST_JUDGE"))
+		SKIP(return, "P2PTEST_JUDGE does not say who sees video memory");
+	ASSERT_LE(0, fd);
+	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		ASSERT_EQ(0, nouveau_svm_init(fd));
+		p2p_fill(buf.p, OTHER, 0, buf.len);
+		to_vram(_metadata, fd, &buf);
+		expect_mapped(&buf, 0, 16, OTHER);
+		_exit(0);
+	}
+	p2p_wait_child(_metadata, pid);
+	expect_unmapped(&buf, 0, 16);
+	EXPECT_EQ(0, close(fd));
+	buf_free(_metadata, &buf);
+}
+
 /* A thread that gives pages back, once, after a while */
 struct dropper {
 	pthread_t thread;

@@ -201,6 +201,40 @@ TEST_F_TIMEOUT(verbs, iova_wraps, TIMEOUT_S)
 	verbs_buf_free(_metadata, &buf);
 }
 
+/*
+ * The device takes the offset in a page from the IOVA, and a page can be huge: an
+ * IOVA with another offset than the memory is refused
+ */
+TEST_F_TIMEOUT(verbs, iova_in_huge_page, TIMEOUT_S)
+{
+	const int access = VERBS_ODP | IBV_ACCESS_HUGETLB;
+	const __u64 iova = 4 * P2P_HUGE;
+	struct verbs_buf buf, data;
+	struct verbs_end end;
+
+	verbs_buf_init(_metadata, self, &buf, P2P_HUGE / P2P_PAGE, BEFORE, 0);
+	verbs_buf_init(_metadata, self, &data, PAGES, OTHER, VERBS_REMOTE);
+	if (p2p_huge_bytes(buf.p) != (long)P2P_HUGE)
+		SKIP(goto free, "the kernel gives no huge pages");
+	errno = 0;
+	EXPECT_EQ(NULL, ibv_reg_mr_iova(self->v.pd, buf.p, buf.len,
+					iova + P2P_PAGE, access));
+	EXPECT_EQ(EINVAL, errno);
+
+	buf.mr = ibv_reg_mr_iova(self->v.pd, buf.p, buf.len, iova, access);
+	ASSERT_NE(NULL, buf.mr);
+	end.p = (void *)(uintptr_t)(iova + P2P_PAGE);
+	end.mr = buf.mr;
+	verbs_expect_success(_metadata,
+			     verbs_do(&self->link, IBV_WR_RDMA_WRITE,
+				      verbs_at(&data, 0), end, data.len));
+	memcpy(buf.want + 2 * P2P_PAGE, data.want + P2P_PAGE, data.len);
+	verbs_buf_check(_metadata, self, &buf);
+free:
+	verbs_buf_free(_metadata, &buf);
+	verbs_buf_free(_metadata, &data);
+}
+
 /* Without on-demand paging pages come home once, when they are pinned */
 TEST_F_TIMEOUT(verbs, pinned, TIMEOUT_S)
 {
