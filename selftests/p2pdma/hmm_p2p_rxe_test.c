@@ -65,10 +65,15 @@ TEST_F_TIMEOUT(rxe, mixed, TIMEOUT_S)
 	rxe_buf_free(_metadata, &buf);
 }
 
-/* What was written is not lost when memory is reclaimed that was only read before */
+/*
+ * What was written is not lost when memory is reclaimed that was only read before.
+ * These are more pages than a CPU keeps for itself before they can be reclaimed.
+ */
 TEST_F_TIMEOUT(rxe, reclaimed, TIMEOUT_S)
 {
-	struct rxe_buf buf = { .len = PAGES * P2P_PAGE, .pages = PAGES };
+	const size_t pages = 8 * PAGES, step = self->data_len;
+	struct rxe_buf buf = { .len = pages * P2P_PAGE, .pages = pages };
+	size_t pos;
 
 	buf.p = mmap(NULL, buf.len, PROT_READ | PROT_WRITE,
 		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -76,7 +81,8 @@ TEST_F_TIMEOUT(rxe, reclaimed, TIMEOUT_S)
 	ASSERT_EQ(buf.len, p2p_compare_byte(buf.p, 0, buf.len));
 	buf.mr = ibv_reg_mr(self->v.pd, buf.p, buf.len, VERBS_ODP);
 	ASSERT_NE(NULL, buf.mr);
-	rxe_buf_write(_metadata, self, &buf, AFTER, 0, buf.len);
+	for (pos = 0; pos < buf.len; pos += step)
+		rxe_buf_write(_metadata, self, &buf, AFTER, pos, step);
 	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
 	p2p_expect_pattern(_metadata, "CPU", buf.p, AFTER, 0, buf.len);
 	rxe_buf_free(_metadata, &buf);
