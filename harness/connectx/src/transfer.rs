@@ -348,7 +348,7 @@ impl Device {
             })
     }
 
-    /// Translates `len` bytes of a list, `skip` bytes from its start, into pieces.
+    /// Translates `len` bytes of a list that a queue pair names, `skip` bytes from its start.
     fn list(
         &self,
         qpn: u32,
