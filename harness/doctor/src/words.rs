@@ -48,7 +48,7 @@ pub fn result(name: &str) -> &'static str {
         "unregistered" => "a fault of the GPU's driver: a place outside of what it registered",
         "topology" => "p2pdma knows no path between the devices",
         "policy" => "the policy forbids it",
-        "read_only" => "write access to a page that is read-only",
+        "read_only" => "write access to a page that is read-only, or userfaultfd tracks the page",
         "map_failed" => "the DMA mapping failed",
         _ => "",
     }

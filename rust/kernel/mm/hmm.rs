@@ -202,7 +202,7 @@ pub enum P2pResult {
     Topology = bindings::hmm_p2p_result_HMM_P2P_TOPOLOGY as u8,
     /// The administrator forbids it.
     Policy = bindings::hmm_p2p_result_HMM_P2P_POLICY as u8,
-    /// The page must not be written to where it is.
+    /// The page must not be written to where it is, or userfaultfd has to see the access.
     ReadOnly = bindings::hmm_p2p_result_HMM_P2P_READ_ONLY as u8,
     /// The alias could not be mapped for DMA.
     MapFailed = bindings::hmm_p2p_result_HMM_P2P_MAP_FAILED as u8,

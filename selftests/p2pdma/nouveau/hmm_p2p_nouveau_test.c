@@ -315,12 +315,13 @@ TEST_F_TIMEOUT(nouveau, mapped_by_child, TIMEOUT_S)
 /* And not longer than the process lives, even if somebody else has the file */
 TEST_F_TIMEOUT(nouveau, mapped_until_exit, TIMEOUT_S)
 {
-	int fd = nouveau_open_without_svm();
 	struct p2p_buf buf;
 	pid_t pid;
+	int fd;
 
 	if (!getenv("P2PTEST_JUDGE"))
 		SKIP(return, "P2PTEST_JUDGE does not say who sees video memory");
+	fd = nouveau_open_without_svm();
 	ASSERT_LE(0, fd);
 	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
 	pid = p2p_fork_child(_metadata);
