@@ -150,6 +150,10 @@ pub struct Drawn {
 }
 
 const COLUMN: i32 = 136;
+/// About the width of a letter. A text that is a little wider still fits its column.
+const LETTER: i32 = 6;
+/// The distance between a box's left edge and its text.
+const MARGIN: i32 = 6;
 const GAP: i32 = 10;
 const ROW: i32 = 58;
 const BRIDGE: i32 = 34;
@@ -190,6 +194,13 @@ impl Placed<'_> {
     }
 }
 
+/// The number of columns that a node's text needs.
+fn columns_of_text(node: &Node) -> i32 {
+    let letters = node.text.iter().map(|line| line.chars().count()).max();
+    let width = letters.unwrap_or(0) as i32 * LETTER + 2 * MARGIN + GAP;
+    1 + width / COLUMN
+}
+
 /// Places a node and everything below it. Returns the number of columns.
 fn place<'a>(
     node: &'a Node,
@@ -210,7 +221,7 @@ fn place<'a>(
     for child in &node.children {
         columns += place(child, Some(own), depth + 1, first + columns, all);
     }
-    all[own].columns = columns.max(1);
+    all[own].columns = columns.max(columns_of_text(node));
     all[own].columns
 }
 
@@ -283,7 +294,7 @@ impl Picture {
                 height: placed.height(),
                 lines: text
                     .map(|(text, number)| Line {
-                        x: x + 6,
+                        x: x + MARGIN,
                         y: y + 15 + number * 16,
                         text: text.clone(),
                     })
