@@ -31,6 +31,12 @@ impl Address {
         (address.to_string() == text.to_lowercase()).then_some(address)
     }
 
+    /// Whether both are functions of one device.
+    pub(crate) fn is_same_card(self, other: Self) -> bool {
+        let place = |a: Self| (a.domain, a.bus, a.device);
+        place(self) == place(other)
+    }
+
     /// Whether this is device 0, function 0 of its bus.
     pub(crate) fn is_first(self) -> bool {
         self.device == 0 && self.function == 0

@@ -36,7 +36,7 @@ pub const NVIDIA: &str = "/proc/driver/nvidia/version";
 pub const AMDGPU_P2P: &str = "/sys/module/amdgpu/parameters/pcie_p2p";
 
 /// Text files of a PCI device.
-const FILES: [&str; 13] = [
+const FILES: [&str; 12] = [
     "class",
     "vendor",
     "device",
@@ -47,7 +47,6 @@ const FILES: [&str; 13] = [
     "current_link_speed",
     "current_link_width",
     "mem_info_vram_total",
-    "tile0/physical_vram_size_bytes",
     "p2pmem/size",
     "p2pmem/published",
 ];
@@ -174,38 +173,41 @@ impl Shot {
         self.options(known);
     }
 
-    /// Reads the kernel's configuration from any of its locations.
+    /// Reads the kernel's configuration from any of its locations. Only the first is sure to
+    /// be that of the running kernel.
     fn options(&mut self, known: &Known) {
-        let mut last = None;
-        if let Some(release) = self.picture.read(RELEASE).map(str::to_owned) {
-            for file in [
+        let mut files = vec![OPTIONS.to_owned()];
+        if let Some(release) = self.picture.read(RELEASE) {
+            files.extend([
                 format!("/boot/config-{release}"),
                 format!("/lib/modules/{release}/config"),
-                format!("/lib/modules/{release}/build/.config"),
                 format!("/usr/lib/modules/{release}/config"),
-            ] {
-                match self.bytes(&file) {
-                    Ok(bytes) => return self.keep_options(&bytes, known),
-                    Err(error) if error.kind() == ErrorKind::NotFound => {}
-                    Err(error) => last = Some(reason(&error)),
-                }
-            }
+                format!("/lib/modules/{release}/build/.config"),
+            ]);
         }
-        match self.bytes(OPTIONS) {
-            Ok(packed) => {
-                let mut text = Vec::new();
-                let unpacked = flate2::read::GzDecoder::new(packed.as_slice());
-                match unpacked.take(LARGEST).read_to_end(&mut text) {
-                    Ok(_) => return self.keep_options(&text, known),
-                    Err(error) => last = Some(reason(&error)),
-                }
+        let mut last = None;
+        for file in files {
+            match self.unpacked(&file) {
+                Ok(text) => return self.keep_options(&text, known),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => last = Some(reason(&error)),
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => last = Some(reason(&error)),
         }
         if let Some(unreadable) = last {
             self.picture.put(OPTIONS, Entry::Unreadable { unreadable });
         }
+    }
+
+    /// A file's contents, unpacked if its name ends with .gz.
+    fn unpacked(&self, file: &str) -> std::io::Result<Vec<u8>> {
+        let bytes = self.bytes(file)?;
+        if !file.ends_with(".gz") {
+            return Ok(bytes);
+        }
+        let mut text = Vec::new();
+        let unpacked = flate2::read::GzDecoder::new(bytes.as_slice());
+        unpacked.take(LARGEST).read_to_end(&mut text)?;
+        Ok(text)
     }
 
     fn keep_options(&mut self, text: &[u8], known: &Known) {
@@ -318,7 +320,7 @@ fn reason(error: &std::io::Error) -> String {
 /// Whether a word of the kernel's command line affects peer-to-peer DMA.
 fn decides(word: &str, known: &Known) -> bool {
     let name = word.split(['=', '.']).next().unwrap_or_default();
-    matches!(name, "pci" | "hmm_p2p")
+    matches!(name, "pci" | "hmm_p2p" | "swiotlb")
         || name.contains("iommu")
         || (word.contains('.') && known.driver(name).is_some())
 }

@@ -127,8 +127,11 @@ fn pair_report(
     };
     let in_place = if effects.contains(&Effect::BlocksInPlace) {
         Works::No
-    } else if works == Works::Yes && host.picture.read(capture::OPTIONS).is_none() {
-        // The policy exists, so the kernel has what the series needs. RDMA support is unknown.
+    } else if works == Works::Yes
+        && (effects.contains(&Effect::UnknownInPlace)
+            // The policy exists, so the kernel has what the series needs. RDMA support is unknown.
+            || host.picture.read(capture::OPTIONS).is_none())
+    {
         Works::Unknown
     } else {
         works

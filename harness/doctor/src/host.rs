@@ -137,13 +137,13 @@ impl Host {
     pub fn role(&self, known: &Known, device: &Device) -> Option<Role> {
         let driver = device.driver.as_deref().and_then(|name| known.driver(name));
         match driver.map(|driver| driver.role) {
+            Some(Role::Nic) if self.is_served_by_another(device) => return None,
             Some(role) if role != Role::Any => return Some(role),
             _ if !device.verbs.is_empty() => return Some(Role::Nic),
             _ => {}
         }
         match device.class >> 8 {
-            // Excludes the displays of server management controllers: ASPEED, Matrox.
-            0x0300..=0x03ff if !matches!(device.vendor, 0x1a03 | 0x102b) => Some(Role::Gpu),
+            0x0300..=0x03ff if !known.displays.contains(&device.vendor) => Some(Role::Gpu),
             0x1200 => Some(Role::Gpu),
             0x0108 => Some(Role::Nvme),
             0x0207 => Some(Role::Nic),
@@ -151,6 +151,18 @@ impl Host {
             0x0200 if device.vendor == 0x15b3 => Some(Role::Nic),
             _ => None,
         }
+    }
+
+    /// Whether another function of a card has the RDMA device of this one: with a bond, mlx5
+    /// has one RDMA device for all ports, at the first.
+    fn is_served_by_another(&self, device: &Device) -> bool {
+        let has = |other: &Device| {
+            other.address.is_same_card(device.address)
+                && other.driver == device.driver
+                && other.physical.is_none()
+                && !other.verbs.is_empty()
+        };
+        device.verbs.is_empty() && device.physical.is_none() && self.devices.values().any(has)
     }
 
     /// The device that p2pdma treats as the host bridge: device 00.0, or a root port that
@@ -231,8 +243,7 @@ impl Device {
                 .filter(is_mine)
                 .map(str::to_owned)
                 .collect(),
-            memory: number("mem_info_vram_total")
-                .or_else(|| number("tile0/physical_vram_size_bytes")),
+            memory: number("mem_info_vram_total"),
             published: text("p2pmem/published") == Some("1"),
             config,
             path,

@@ -11,6 +11,8 @@ use crate::address::size;
 pub struct Known {
     /// RDMA drivers that can register a dma-buf.
     pub dmabuf: Vec<String>,
+    /// Vendors of displays that are no GPUs.
+    pub displays: Vec<u16>,
     generation: Vec<Generation>,
     /// Host bridges that forward.
     pub list: List,

@@ -114,24 +114,34 @@ impl Reads {
     }
 }
 
-/// The switch ports above a device and their ACS controls. `None` if one cannot be read.
-fn switch_ports(host: &Host, device: &Device) -> Option<Vec<(Address, u16)>> {
+/// A port whose ACS controls cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unreadable(pub Address);
+
+/// The switch ports above a device and their ACS controls.
+fn switch_ports(host: &Host, device: &Device) -> Result<Vec<(Address, u16)>, Unreadable> {
     let mut ports = Vec::new();
     for address in device.path.iter().rev().skip(1) {
-        let port = host.devices.get(address)?;
+        let port = host.devices.get(address).ok_or(Unreadable(*address))?;
         match port.config.acs() {
-            Acs::Unreadable => return None,
+            // The port of a switch is not directly below a host bridge.
+            Acs::Unreadable if device.path.first() == Some(address) => {}
+            Acs::Unreadable => return Err(Unreadable(*address)),
             Acs::Control(acs) if port.config.port() == Some(Port::Downstream) => {
                 ports.push((*address, acs));
             }
             Acs::Control(_) => {}
         }
     }
-    Some(ports)
+    Ok(ports)
 }
 
-/// Whether a NIC's reads work. `None` if nothing affects them, or if that cannot be read.
-pub fn reads(host: &Host, nic: &Device) -> Option<Reads> {
+/// Whether a NIC's reads work. `None` if nothing affects them.
+///
+/// # Errors
+///
+/// If the ACS controls of a port above the NIC cannot be read.
+pub fn reads(host: &Host, nic: &Device) -> Result<Option<Reads>, Unreadable> {
     let ports = switch_ports(host, nic)?;
     let path = if ports.is_empty() && host.cpu.is_virtual {
         Path::HIDDEN
@@ -144,7 +154,7 @@ pub fn reads(host: &Host, nic: &Device) -> Option<Reads> {
         }
     };
     if path.any & REDIRECTS == 0 {
-        return None;
+        return Ok(None);
     }
     let redirecting = ports.iter().filter(|(_, acs)| acs & REDIRECTS != 0);
     let redirecting: Vec<_> = redirecting
@@ -159,13 +169,13 @@ pub fn reads(host: &Host, nic: &Device) -> Option<Reads> {
         let can_use = nic.is_translated() && nic.config.ats();
         path.works(path.needs_ats(can_use, relaxed), relaxed)
     };
-    Some(Reads {
+    Ok(Some(Reads {
         why,
         // If a guest sees no switch, the NIC's setting in the guest does not matter.
         relaxed: works(!path.is_known || relaxed_reads(host, nic)),
         strict: works(false),
         path,
-    })
+    }))
 }
 
 /// Whether reads can use relaxed ordering. The NIC must also support it, which cannot be

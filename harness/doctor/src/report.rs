@@ -170,6 +170,8 @@ pub enum Effect {
     Unknown,
     /// Pages are not accessed in place.
     BlocksInPlace,
+    /// It is unknown whether pages are accessed in place.
+    UnknownInPlace,
     /// It works, but could be better.
     Limits,
     /// For information only.
@@ -214,6 +216,7 @@ pub enum Code {
     HostBridgeUnreadable,
     CpuUnreadable,
     DmaMask,
+    Bounce,
     BarMissing,
     SeriesAbsent,
     Policy,
@@ -224,6 +227,7 @@ pub enum Code {
     NoVerbs,
     Ordering,
     BarSmall,
+    MemoryUnknown,
     BarWindows,
     ThroughHostBridge,
     OtherSocket,

@@ -195,6 +195,7 @@ fn write_obstacle(obstacle: &Obstacle, pairs: usize, paper: Paper, text: &mut St
         Effect::Blocks => ("blocks", Style::new().red().bold()),
         Effect::Unknown => ("not known", Style::new().magenta().bold()),
         Effect::BlocksInPlace => ("not in place", Style::new().yellow().bold()),
+        Effect::UnknownInPlace => ("in place not known", Style::new().magenta()),
         Effect::Limits => ("limits", Style::new().yellow()),
         Effect::Note => ("note", Style::new().cyan()),
     };
@@ -245,7 +246,10 @@ fn counters(report: &Report, paper: Paper, text: &mut String) {
     let mut counts: Vec<_> = series.pages.iter().filter(|c| c.pages > 0).collect();
     counts.sort_by_key(|count| std::cmp::Reverse(count.pages));
     if counts.is_empty() {
-        text.push_str("  no device has met a device private page\n");
+        let line = "no page was asked for in place: none was in a GPU, or the memory region has \
+                    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_MW_BIND or IBV_ACCESS_HUGETLB, or mlx5 \
+                    did not ask because of ACS. Pages that are not asked for are not counted";
+        text.push_str(&wrapped(line, "  ", paper.width));
     }
     for count in counts {
         let line = format!("{:>12} {}: {}", count.pages, count.result, count.meaning);

@@ -46,7 +46,10 @@ pub fn result(name: &str) -> &'static str {
         "no_op" => "the GPU's driver does not tell peers where a page is",
         "no_alias" => "the page had no place in the BAR, for instance because that is small",
         "unregistered" => "a fault of the GPU's driver: a place outside of what it registered",
-        "topology" => "p2pdma knows no path between the devices",
+        "topology" => {
+            "p2pdma knows no path between the devices, or the NIC cannot address the BAR, or has \
+             to bounce (swiotlb=force)"
+        }
         "policy" => "the policy forbids it",
         "read_only" => "write access to a page that is read-only, or userfaultfd tracks the page",
         "map_failed" => "the DMA mapping failed",

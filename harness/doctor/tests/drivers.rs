@@ -152,14 +152,22 @@ fn no_page_of_amdgpu_is_reached_in_place() {
 fn nearly_no_page_is_in_a_small_bar() {
     let small = "0x90000000 0x9fffffff 0x0\n".repeat(3);
     let host = gpu("xe", 0xe20b).file(GPU, "resource", &small);
-    let host = host.file(GPU, "tile0/physical_vram_size_bytes", "17179869184");
-    let (_, all) = told(host);
-    let all: Vec<_> = all.iter().filter(|o| o.code == Code::BarSmall).collect();
-    let [small] = &all[..] else {
-        panic!("{all:?}");
-    };
-    assert!(small.at[0].contains(&host::size(16 << 30)), "{small:?}");
-    assert!(small.at[0].contains("nearly all of them"), "{small:?}");
+    let host = || Changed(host.0.clone());
+    let (code, at, next) = refused(host().file(GPU, "resource2_resize", "0000000000007f00"));
+    assert_eq!(code, Code::BarSmall);
+    assert!(at.contains(&host::size(16 << 30)), "{at}");
+    assert!(at.contains("nearly all of them"), "{at}");
+    assert!(next.contains("Above 4G"), "{next}");
+    // It cannot be larger.
+    let (in_place, _) = told(host().file(GPU, "resource2_resize", "0000000000000100"));
+    assert_eq!(in_place, Some(Works::Yes));
+    // xe does not say in sysfs how large the memory is.
+    let (in_place, all) = told(host());
+    assert_eq!(in_place, Some(Works::Unknown));
+    let unknown = |o: &&Obstacle| o.effect == Effect::UnknownInPlace;
+    let unknown = all.iter().find(unknown).unwrap();
+    assert_eq!(unknown.code, Code::MemoryUnknown);
+    assert!(unknown.next.contains("Small BAR device"), "{unknown:?}");
 }
 
 #[test]
@@ -200,4 +208,67 @@ fn a_bar_without_an_address_blocks() {
     assert_eq!(obstacle.effect, Effect::Blocks);
     assert!(obstacle.at[0].contains(GPU), "{obstacle:?}");
     assert!(obstacle.next.contains("Above 4G"), "{obstacle:?}");
+}
+
+/// With a bond, the RDMA device of all ports is that of the first port.
+#[test]
+fn a_port_of_a_bond_is_no_nic_of_its_own() {
+    let with = |physical: Option<&str>| {
+        let mut host = Changed(common::picture("switch"));
+        let folder = |device| format!("{}/{device}", capture::DEVICES);
+        let other = NIC.replace(".0", ".1");
+        let files = host.0.folders[&folder(NIC)].clone();
+        host.0.folders.insert(folder(&*other), files);
+        let Some(Entry::Link { link }) = host.0.folders[capture::DEVICES].get(NIC).cloned() else {
+            panic!("{NIC} has no place");
+        };
+        let link = link.replace(NIC, &other);
+        host.0.put(&folder(&*other), Entry::Link { link });
+        if let Some(physical) = physical {
+            let link = Entry::Link {
+                link: format!("/{physical}"),
+            };
+            host.0.put(&format!("{}/physfn", folder(&*other)), link);
+        }
+        let (report, _) = common::report(host.0);
+        let pairs = report
+            .pairs
+            .iter()
+            .filter(|pair| pair.kind == PairKind::GpuNic);
+        pairs.map(|pair| pair.client.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(with(None), [NIC]);
+    // A virtual function has, or lacks, one of its own.
+    assert_eq!(with(Some(NIC)).len(), 2);
+}
+
+/// The console of a server, or of a virtual machine.
+#[test]
+fn a_display_is_no_gpu() {
+    for (vendor, gpus) in [("0x1234", 0), ("0x1af4", 0), ("0x1a03", 0), ("0x1ed5", 1)] {
+        let mut host = Changed(common::picture("switch"));
+        let folder = format!("{}/{GPU}", capture::DEVICES);
+        host.0.folders.get_mut(&folder).unwrap().remove("driver");
+        let host = host
+            .file(GPU, "class", "0x030000")
+            .file(GPU, "vendor", vendor);
+        let (report, _) = common::report(host.0);
+        let found = report.devices.iter().filter(|d| d.address == GPU).count();
+        assert_eq!(found, gpus, "{vendor}");
+    }
+}
+
+/// Neither an address of the bus nor one of the host gets through.
+#[test]
+fn bounce_buffers_block() {
+    for (line, works) in [
+        ("swiotlb=force", Works::No),
+        ("swiotlb=65536,force", Works::No),
+        ("swiotlb=force swiotlb=noforce", Works::Yes),
+        ("swiotlb=65536", Works::Yes),
+    ] {
+        let host = Changed(common::picture("switch"));
+        let (report, _) = common::report(file(host, capture::COMMAND_LINE, Some(line)).0);
+        assert_eq!(report.pairs[0].works, works, "{line}");
+    }
 }

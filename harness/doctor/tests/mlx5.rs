@@ -1,10 +1,12 @@
 //! How mlx5 treats ACS above the NIC, ATS and relaxed ordering.
 
 use common::{
-    ACS_CONTROL, Changed, DEVICE_CONTROL, EXTENDED, GPU_PORT, NIC, NIC_PORT, PORT_TYPE, ROOT_PORT,
+    ACS_CONTROL, Changed, DEVICE_CONTROL, EXTENDED, GPU, GPU_PORT, NIC, NIC_PORT, PORT_TYPE,
+    ROOT_PORT,
 };
 use doctor::picture::Entry;
-use doctor::report::{Code, Effect, Obstacle};
+use doctor::report::{Code, Effect, Obstacle, Works};
+use doctor::rules::Verdict;
 use doctor::{Host, capture, mlx5};
 
 mod common;
@@ -13,7 +15,7 @@ mod common;
 fn used(host: Changed) -> Option<(bool, bool)> {
     let host = Host::new(host.0);
     let nic = host.devices.values().find(|d| !d.verbs.is_empty()).unwrap();
-    let reads = mlx5::reads(&host, nic)?;
+    let reads = mlx5::reads(&host, nic).unwrap()?;
     Some((reads.relaxed, reads.strict))
 }
 
@@ -149,4 +151,40 @@ fn a_guest_that_shows_no_switch() {
     assert_eq!(said.effect, Effect::Limits);
     assert!(said.at[0].contains("shows no switch"), "{said:?}");
     assert!(said.next.contains("--disable_pcie_relaxed"), "{said:?}");
+}
+
+/// Without root, a switch port above the NIC alone may limit mlx5, or not.
+#[test]
+fn ports_that_cannot_be_read_are_said() {
+    let hide = |mut host: Changed, device: &str| {
+        let unreadable = "not readable as this user".to_owned();
+        let path = format!("{}/{device}/config", capture::DEVICES);
+        host.0.put(&path, Entry::Unreadable { unreadable });
+        host
+    };
+    // p2pdma needs no ACS for a path through the host bridge.
+    let apart = || {
+        let gpu = format!("{}/{GPU}", capture::DEVICES);
+        let mut host = zen(Changed::redirecting(0x0c), "");
+        let link = format!("/sys/devices/pci0000:40/{GPU}");
+        host.0.put(&gpu, Entry::Link { link });
+        host
+    };
+    let in_place = |host: Changed| {
+        let (report, _) = common::report(host.0);
+        let pair = report.pairs.into_iter().next().unwrap();
+        (pair.verdict, pair.works, pair.in_place.unwrap())
+    };
+    let forwards = Verdict::ThruHostBridge;
+    assert_eq!(in_place(apart()), (forwards, Works::Yes, Works::Yes));
+    let hidden = hide(hide(apart(), NIC_PORT), NIC);
+    let (report, _) = common::report(hidden.0.clone());
+    assert_eq!(in_place(hidden), (forwards, Works::Yes, Works::Unknown));
+    let unknown = |o: &&Obstacle| o.effect == Effect::UnknownInPlace;
+    let obstacle = report.obstacles.iter().find(unknown).unwrap();
+    assert_eq!(obstacle.code, Code::AcsUnreadable);
+    assert_eq!(obstacle.at, [NIC_PORT]);
+    // The root port is none of a switch.
+    let hidden = hide(apart(), ROOT_PORT);
+    assert_eq!(in_place(hidden), (forwards, Works::Yes, Works::Yes));
 }

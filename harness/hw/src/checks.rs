@@ -157,18 +157,19 @@ fn gpus(seen: &doctor::Host, known: &Known) -> (Vec<String>, Vec<Finding>) {
     let all = seen.devices.values();
     for gpu in all.filter(|device| seen.role(known, device) == Some(Role::Gpu)) {
         let (state, found, next) = gpu_memory(seen, known, gpu);
-        if state != State::Missing {
-            usable.push(gpu.address.to_string());
-        }
         let check = format!("gpu {}", gpu.address);
-        findings.push(finding(&check, state, found, &next));
+        let mut about = vec![finding(&check, state, found, &next)];
         // A BAR helps only if the driver gives peers pages in it.
         let driver = gpu.driver.as_deref().and_then(|name| known.driver(name));
         if let Some(driver) = driver.filter(|driver| driver.not.is_none())
             && let Some(number) = driver.bar
         {
-            findings.push(bar(gpu, number, driver.pages));
+            about.push(bar(gpu, number, driver.pages));
         }
+        if about.iter().all(|finding| finding.state != State::Missing) {
+            usable.push(gpu.address.to_string());
+        }
+        findings.extend(about);
     }
     if findings.is_empty() {
         findings.push(finding(
@@ -270,6 +271,7 @@ fn bar(gpu: &Device, number: usize, pages: Option<Pages>) -> Finding {
     found.push_str(": pages outside of it go to host memory (no_alias)");
     if pages == Some(Pages::TopDown) {
         found = format!("{found}; {}", Pages::TOP_DOWN);
+        return finding(&check, State::Missing, found, resize);
     }
     finding(&check, State::Note, found, resize)
 }
@@ -427,7 +429,8 @@ fn paths(
             && is_better
             && let Some(port) = port
         {
-            let reads = mlx5::reads(seen, device);
+            // hw-test runs as root, which can read it.
+            let reads = mlx5::reads(seen, device).unwrap_or_default();
             let mut all = seen.devices.values();
             let gpu = all.find(|gpu| gpu.address.to_string() == pair.provider);
             let found = Pair {

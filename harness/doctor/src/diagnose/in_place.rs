@@ -25,9 +25,24 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
         let at = nic.address.to_string();
         obstacles.add(n, Code::NoVerbs, Effect::BlocksInPlace, &at, next);
     }
-    if pair.route.verdict != Verdict::NotSupported
-        && nic.driver.as_deref() == Some("mlx5_core")
-        && let Some(reads) = mlx5::reads(host, nic)
+    if pair.route.verdict != Verdict::NotSupported && nic.driver.as_deref() == Some("mlx5_core") {
+        ordering(host, pair, obstacles);
+    }
+}
+
+/// Checks whether mlx5 uses the path.
+fn ordering(host: &Host, pair: &Pair<'_>, obstacles: &mut Obstacles) {
+    let (n, nic) = (pair.number, pair.client);
+    let reads = match mlx5::reads(host, nic) {
+        Ok(reads) => reads,
+        // The path depends on it, too, and look() of path.rs says so.
+        Err(mlx5::Unreadable(port)) if pair.route.hidden.contains(&port) => return,
+        Err(mlx5::Unreadable(port)) => {
+            let (effect, at) = (Effect::UnknownInPlace, port.to_string());
+            return obstacles.add(n, Code::AcsUnreadable, effect, &at, path::AS_ROOT);
+        }
+    };
+    if let Some(reads) = reads
         && let Some((effect, what, next)) = reads.limit()
     {
         let at = format!("{}: {}: {what}", nic.address, reads.why);
@@ -67,7 +82,10 @@ fn kernel(host: &Host, n: usize, verdict: Verdict, obstacles: &mut Obstacles) {
         ),
         Some(policy @ "switch") if verdict == Verdict::ThruHostBridge => blocks(
             Code::Policy,
-            &format!("{} is {policy:?}, and no switch is common", capture::POLICY),
+            &format!(
+                "{} is {policy:?}, and the path is through the host bridge",
+                capture::POLICY
+            ),
             "echo auto > /sys/kernel/mm/hmm/p2p",
         ),
         Some(_) => {}

@@ -2,6 +2,7 @@
 
 use super::Pair;
 use crate::capture;
+use crate::config::Port;
 use crate::host::{Device, Host, size};
 use crate::known::{Known, Pages};
 use crate::obstacle::Obstacles;
@@ -10,8 +11,22 @@ use crate::rules::{Refusal, Verdict};
 
 const ABOVE_4G: &str = "enable Above 4G Decoding and Resizable BAR in the firmware's set-up";
 
+/// What to do if ACS settings cannot be read.
+pub const AS_ROOT: &str = "run p2p-doctor as root, with CAP_SYS_ADMIN: without, 64 bytes of each device's \
+     configuration space can be read, and ACS is not in them";
+
 /// Checks the kernel options without which there is no path.
 pub fn options(host: &Host, n: usize, obstacles: &mut Obstacles) {
+    let line = host.picture.read(capture::COMMAND_LINE).unwrap_or_default();
+    let values = || {
+        line.split_whitespace()
+            .filter_map(|word| word.strip_prefix("swiotlb="))
+    };
+    let has = |what| values().any(|value| value.split(',').any(|part| part == what));
+    if has("force") && !has("noforce") {
+        let next = "boot without swiotlb=force; a confidential guest cannot";
+        obstacles.add(n, Code::Bounce, Effect::Blocks, "swiotlb=force", next);
+    }
     if host.option("CONFIG_PCI_P2PDMA") != Some(false) {
         return;
     }
@@ -53,9 +68,15 @@ pub fn look(host: &Host, known: &Known, pair: &Pair<'_>, obstacles: &mut Obstacl
     }
 }
 
-/// Whether a virtual machine shows no device above the two.
+/// Whether a virtual machine shows no switch above one of the two. A root port of a virtual
+/// machine says nothing about the device's place in the host.
 fn is_hidden(host: &Host, pair: &Pair<'_>) -> bool {
-    let is_bare = |device: &Device| device.path.len() == 1;
+    let is_bare = |device: &Device| {
+        let above = device.path.iter().rev().skip(1);
+        let mut ports = above.map(|address| host.devices.get(address)?.config.port());
+        // A switch is at least two bridges. Without root, their types are not known.
+        device.path.len() < 3 || ports.all(|port| port.is_some_and(|port| port != Port::Downstream))
+    };
     host.cpu.is_virtual
         && (is_bare(pair.provider) || is_bare(pair.client))
         && pair.route.common.is_none()
@@ -91,16 +112,9 @@ fn way(host: &Host, pair: &Pair<'_>, obstacles: &mut Obstacles) {
     let n = pair.number;
     let is_blocked = route.verdict == Verdict::NotSupported;
     if !route.hidden.is_empty() && route.verdict == Verdict::Unknown {
-        let next = "run p2p-doctor as root: without, 64 bytes of each device's configuration \
-                    space can be read, and ACS is not in them";
         for at in &route.hidden {
-            obstacles.add(
-                n,
-                Code::AcsUnreadable,
-                Effect::Unknown,
-                &at.to_string(),
-                next,
-            );
+            let at = at.to_string();
+            obstacles.add(n, Code::AcsUnreadable, Effect::Unknown, &at, AS_ROOT);
         }
     } else if !route.redirects.is_empty() {
         let effect = if is_blocked {
@@ -254,9 +268,15 @@ fn mask(
             "{} ({bits} bits), BAR {number} of {} ends at {:#x}",
             client.address, provider.address, bar.last
         );
-        let next = "have the firmware place the BAR lower (MMIO High Base, Above 4G Decoding), or \
-                    let an IOMMU translate";
-        obstacles.add(pair.number, Code::DmaMask, Effect::Blocks, &at, next);
+        // A bus address is not translated.
+        let or = match pair.route.verdict {
+            Verdict::ThruHostBridge => ", or let an IOMMU translate",
+            _ => "",
+        };
+        let next = format!(
+            "have the firmware place the BAR lower (MMIO High Base, Above 4G Decoding){or}"
+        );
+        obstacles.add(pair.number, Code::DmaMask, Effect::Blocks, &at, &next);
     }
 }
 
@@ -279,6 +299,17 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
         return;
     }
     let largest = gpu.largest_bar(number);
+    if pages == Some(Pages::TopDown) && gpu.memory.or(largest).is_none() {
+        let next = "look for \"Small BAR device\" in the kernel's log: if it is there, nearly no page \
+                    is in the BAR";
+        obstacles.add(
+            pair.number,
+            Code::MemoryUnknown,
+            Effect::UnknownInPlace,
+            &at,
+            next,
+        );
+    }
     if !gpu.is_small(number) {
         return;
     }
@@ -312,6 +343,8 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
     let effect =
         if pair.kind == PairKind::GpuGpu && is_amdgpu(pair.provider) && is_amdgpu(pair.client) {
             Effect::Blocks
+        } else if pair.kind == PairKind::GpuNic && pages == Some(Pages::TopDown) {
+            Effect::BlocksInPlace
         } else {
             Effect::Limits
         };
