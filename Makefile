@@ -2,6 +2,8 @@
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
+# One run at a time in this repository, also with MAKEFLAGS=-j.
+.NOTPARALLEL:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Variables that may be given: `make demo KDIR=/path/to/linux`.
@@ -22,18 +24,21 @@ takes = $(or $(filter undefined,$(origin takes_$1)),$(filter $(MAKECMDGOALS),$(t
 useless := $(strip $(foreach v,$(given),$(if $(call takes,$v),,$v)))
 $(if $(useless),$(error make $(or $(MAKECMDGOALS),help) does not take $(useless)))
 
+# $1: a variable. Its value as a word of the shell.
+q = '$(subst ','\'',$($1))'
+
 # A value counts when it was given to make, as for the kernel itself; KDIR, O,
 # QEMU and LLVM also when they are in the environment.
-take = $(if $(filter command% $(if $(filter KDIR O QEMU LLVM,$1),environment%),$(origin $1)),$2 '$($1)')
+take = $(if $(filter command% $(if $(filter KDIR O QEMU LLVM,$1),environment%),$(origin $1)),$2 $(call q,$1))
 arguments = $(call take,KDIR,--kdir) $(call take,O,--output) \
-	$(call take,QEMU,--qemu) $(if $(call take,QEMU_ARGS,x),--qemu-args='$(QEMU_ARGS)') $(if $(call take,KVM,x),--kvm='$(KVM)') $(call take,CC,--cc) $(call take,LLVM,--llvm) $(call take,CONFIG,--config) \
-	$(call take,J,--jobs) $(if $(call take,FORCE,x),--force='$(FORCE)') $(if $(filter 1,$(V)),--verbose)
+	$(call take,QEMU,--qemu) $(if $(call take,QEMU_ARGS,x),--qemu-args=$(call q,QEMU_ARGS)) $(if $(call take,KVM,x),--kvm=$(call q,KVM)) $(call take,CC,--cc) $(call take,LLVM,--llvm) $(call take,CONFIG,--config) \
+	$(call take,J,--jobs) $(if $(call take,FORCE,x),--force=$(call q,FORCE)) $(if $(filter 1,$(V)),--verbose)
 only = $(call take,ONLY,--only)
 tests = $(only) $(call take,TEST,--test) \
-	$(if $(call take,FAILED,x),--failed='$(FAILED)') \
+	$(if $(call take,FAILED,x),--failed=$(call q,FAILED)) \
 	$(call take,REPEAT,--repeat) $(call take,RETRIES,--retries) $(call take,SHARD,--shard) \
 	$(call take,MINUTES,--minutes) \
-	$(if $(call take,FAIL_FAST,x),--fail-fast='$(FAIL_FAST)') $(if $(call take,KTAP,x),--ktap='$(KTAP)')
+	$(if $(call take,FAIL_FAST,x),--fail-fast=$(call q,FAIL_FAST)) $(if $(call take,KTAP,x),--ktap=$(call q,KTAP))
 # The kernel's own make is started by the tool and must not see ours.
 run = unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
 	exec build/p2p --root '$(CURDIR)' $(arguments)

@@ -17,12 +17,14 @@ set -eu
 unset TMPDIR
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/hmm-p2p
 
 die() {
 	printf 'setup: %s\n' "$@" >&2
 	exit 2
 }
+
+[ -n "${XDG_CACHE_HOME:-${HOME-}}" ] || die "neither HOME nor XDG_CACHE_HOME is set."
+cache=${XDG_CACHE_HOME:-${HOME-}/.cache}/hmm-p2p
 
 # $1: a folder with a cargo and a rustc that are new enough for the tool
 is_new_enough() {
@@ -45,7 +47,7 @@ if ! is_new_enough $bin; then
 			"from the distribution or by rustup."
 fi
 
-mkdir -p "$root/build/tmp" "$cache"
+mkdir -p "$root/build/tmp" "$cache" || die "no folder can be made there."
 
 # $1...: arguments of cargo. Explicit paths: a rustup's proxies may come first in PATH.
 run_cargo() {

@@ -399,21 +399,26 @@ TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
 
 /*
  * The kernel takes access to pages away, so that a page fault shows which node uses
- * them, and moves them there. The NIC gets them in each of these states.
+ * them, and moves them there. The NIC gets them in each of these states. What is in
+ * VRAM stays there, and the NIC can write it.
  */
 TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 {
+	const bool peer = p2p_peer_path(self->path);
 	long was = p2p_number_in(BALANCING, "");
-	struct p2p_buf buf;
+	struct p2p_buf buf, huge;
 	unsigned int i;
 	__u64 start;
 
 	if (access(NODE1, F_OK))
 		SKIP(return, "one NUMA node");
+	if (!p2p_buf_init_huge(_metadata, self, &huge, BEFORE))
+		return;
 	if (put(BALANCING, "1"))
 		SKIP(return, "no NUMA balancing");
 	half_init(_metadata, self, &buf);
 	ASSERT_EQ(1, to_node(_metadata, &buf, 1));
+	p2p_buf_to_vram(_metadata, self, &huge);
 	start = p2p_now_ms();
 	for (i = 0; node_of(_metadata, &buf) == 1; i++) {
 		if (p2p_now_ms() - start > BALANCING_MS)
@@ -421,12 +426,21 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 		/* Not the half in VRAM, which would come home */
 		p2p_expect_pattern(_metadata, "CPU", buf.p + LEN / 2, AFTER, LEN / 2,
 				   LEN / 2);
-		if (i % 64 == 0)
+		if (i % 64 == 0) {
 			p2p_buf_nic_read(_metadata, self, &buf, AFTER);
+			p2p_buf_nic_write(_metadata, self, &huge, OTHER);
+		}
 	}
 	EXPECT_EQ(0, node_of(_metadata, &buf));
+	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
+	EXPECT_EQ(peer ? PAGES / 2 : 0,
+		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
+	EXPECT_EQ(peer ? (long)huge.pages : 0,
+		  p2p_gpu_resident(&self->gpu, huge.p, huge.len));
 	EXPECT_EQ(0, put(BALANCING, was ? "1" : "0"));
 	half_end(_metadata, self, &buf);
+	p2p_buf_cpu_read(_metadata, &huge, OTHER);
+	p2p_buf_free(_metadata, self, &huge);
 }
 
 /* mlock() brings pages to memory of the CPU */

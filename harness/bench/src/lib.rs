@@ -126,8 +126,8 @@ impl Bench<'_> {
         let results = Results::new(self.settings, figures, spans)?;
         let dir = self.paths.results();
         results.write(&dir, &self.recorded)?;
-        println!("\n{}\n\n{}", self.recorded, results.tables());
-        println!("results: {}", self.paths.short(&dir.join("bench.json")));
+        host::outln!("\n{}\n\n{}", self.recorded, results.tables());
+        host::outln!("results: {}", self.paths.short(&dir.join("bench.json")));
         Ok(if results.all_met() {
             Verdict::Passed
         } else {

@@ -1,13 +1,17 @@
 //! The directories of a run. Files are written only below `build/` and the cache, unless
 //! the user sets `O=`.
 
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::time::Duration;
+use std::{env, thread};
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
+use crate::proc;
 use crate::status::Usage;
+use crate::ui::Ui;
 
 /// The directories of a run.
 pub struct Paths {
@@ -24,7 +28,17 @@ pub struct Paths {
 }
 
 /// Host directories that the guest cannot see.
-const HIDDEN: [&str; 3] = ["/run", "/var/log", "/var/tmp"];
+const HIDDEN: [&str; 9] = [
+    "/dev",
+    "/proc",
+    "/run",
+    "/sys",
+    "/var/cache",
+    "/var/lib/apt",
+    "/var/lib/private",
+    "/var/log",
+    "/var/tmp",
+];
 
 impl Paths {
     /// The directories of a repository that has its cache inside. For tests.
@@ -63,9 +77,10 @@ impl Paths {
         };
         let output = match output {
             None => work.clone(),
-            Some(output) => std::path::absolute(output)?,
+            Some(output) => real(&std::path::absolute(output)?),
         };
-        for dir in [&work, &output] {
+        let cache = cache_dir()?;
+        for dir in [&work, &output, &cache] {
             // virtme-ng mounts empty file systems there.
             if let Some(hidden) = HIDDEN.iter().find(|hidden| dir.starts_with(hidden)) {
                 bail!(Usage(format!(
@@ -83,8 +98,6 @@ impl Paths {
             }
             fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         }
-        let cache = cache_dir()?;
-        fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
         Ok(Self {
             root,
             work,
@@ -92,6 +105,29 @@ impl Paths {
             cache,
             kdir,
         })
+    }
+
+    /// Takes the lock of the cache, in which one clone at a time installs something. Whoever
+    /// gets it looks again: another clone may have installed it meanwhile.
+    pub fn lock_cache(&self, ui: &Ui) -> Result<File> {
+        let path = self.cache.join("lock");
+        let file = File::create(&path).with_context(|| path.display().to_string())?;
+        let mut has_said = false;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::Error(error)) => {
+                    return Err(error).context(path.display().to_string());
+                }
+                Err(TryLockError::WouldBlock) if proc::interrupted() => bail!("interrupted"),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            if !has_said {
+                ui.say("waiting for another clone, which installs something in the cache");
+                has_said = true;
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
     }
 
     /// `build/`.
@@ -128,6 +164,19 @@ impl Paths {
     }
 }
 
+/// A path without the links in the part of it that exists.
+fn real(path: &Path) -> PathBuf {
+    let mut above = path.ancestors();
+    let found = above.find_map(|dir| Some((dir, fs::canonicalize(dir).ok()?)));
+    let Some((dir, real)) = found else {
+        return path.to_owned();
+    };
+    match path.strip_prefix(dir) {
+        Ok(rest) if rest != Path::new("") => real.join(rest),
+        _ => real,
+    }
+}
+
 fn cache_dir() -> Result<PathBuf> {
     let base = match env::var_os("XDG_CACHE_HOME") {
         Some(dir) if !dir.is_empty() => PathBuf::from(dir),
@@ -136,7 +185,7 @@ fn cache_dir() -> Result<PathBuf> {
             PathBuf::from(home).join(".cache")
         }
     };
-    Ok(base.join("hmm-p2p"))
+    Ok(real(&base.join("hmm-p2p")))
 }
 
 fn kernel_tree(kdir: &Path) -> Result<PathBuf> {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -37,7 +37,7 @@ pub fn interrupted() -> bool {
 
 /// Ends every program that this process started when a signal asks it to stop.
 pub fn watch_signals() -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])?;
     thread::spawn(move || {
         for _ in signals.forever() {
             let again = INTERRUPTED.swap(true, Ordering::SeqCst);

@@ -55,9 +55,9 @@ pub fn exit(command: impl FnOnce() -> Result<Verdict, Error>) -> ExitCode {
     let result = command();
     let status = status_of(&result);
     if status == INTERRUPTED {
-        eprintln!("p2p: interrupted; the next run continues from here");
+        crate::errln!("p2p: interrupted; the next run continues from here");
     } else if let Err(error) = &result {
-        eprintln!("p2p: {}", describe(error));
+        crate::errln!("p2p: {}", describe(error));
     }
     ExitCode::from(status)
 }

@@ -1,6 +1,8 @@
-//! Progress for people: spinners on a terminal, plain lines without one.
+//! Progress for people: spinners on a terminal, plain lines without one. And what the tool
+//! prints, which must not end it when nobody reads that any more: `print!` panics then.
 
-use std::io::IsTerminal;
+use std::fmt::Arguments;
+use std::io::{self, IsTerminal, Write as _};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,34 @@ pub struct Ui {
     terminal: bool,
     /// Show every command.
     pub verbose: bool,
+}
+
+/// Prints to standard output. Does nothing if nobody reads it.
+pub fn print(text: Arguments<'_>) {
+    let _ = io::stdout().write_fmt(text);
+}
+
+/// Prints to standard error. Does nothing if nobody reads it.
+pub fn print_error(text: Arguments<'_>) {
+    let _ = io::stderr().write_fmt(text);
+}
+
+/// `print!` that does not panic.
+#[macro_export]
+macro_rules! out {
+    ($($arg:tt)*) => { $crate::ui::print(format_args!($($arg)*)) };
+}
+
+/// `println!` that does not panic.
+#[macro_export]
+macro_rules! outln {
+    ($($arg:tt)*) => { $crate::ui::print(format_args!("{}\n", format_args!($($arg)*))) };
+}
+
+/// `eprintln!` that does not panic.
+#[macro_export]
+macro_rules! errln {
+    ($($arg:tt)*) => { $crate::ui::print_error(format_args!("{}\n", format_args!($($arg)*))) };
 }
 
 /// How often a long step prints a line without a terminal.
@@ -34,7 +64,7 @@ impl Ui {
             // Only fails if standard error is closed: then nobody reads it.
             let _ = self.bars.println(line.as_ref());
         } else {
-            eprintln!("{}", line.as_ref());
+            crate::errln!("{}", line.as_ref());
         }
     }
 
@@ -50,7 +80,7 @@ impl Ui {
             bar
         });
         if bar.is_none() {
-            eprintln!("{what} ...");
+            crate::errln!("{what} ...");
         }
         let now = Instant::now();
         Step {
@@ -84,7 +114,7 @@ impl Step<'_> {
         let mut spoken = self.spoken.lock().expect("no panic holds it");
         if spoken.elapsed() >= HEARTBEAT {
             *spoken = Instant::now();
-            eprintln!(
+            crate::errln!(
                 "{} ... {} ({message})",
                 self.what,
                 seconds(self.start.elapsed())

@@ -63,7 +63,7 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
     let seen = doctor::Host::new(doctor::capture::take(sysroot, &known));
     let diagnosis = doctor::diagnose::diagnose(&seen, &known);
     let survey = checks::survey(&host, &seen, &known, &diagnosis);
-    print!("{}", in_words(&survey.findings));
+    host::out!("{}", in_words(&survey.findings));
 
     let mut measured = Vec::new();
     let mut outcomes = Vec::new();
@@ -103,14 +103,14 @@ pub fn run(paths: &Paths, ui: &Ui, sysroot: &Path, gpu_options: &str) -> Result<
         file.with_extension("json"),
         serde_json::to_string_pretty(&record)?,
     )?;
-    print!(
+    host::out!(
         "{}{}",
         table(&measured),
         report.summary(|_| COMMAND.to_owned())
     );
-    println!("report: {}", paths.short(&file));
+    host::outln!("report: {}", paths.short(&file));
     report::write_page(paths, &record, &file.with_extension("html"))?;
-    println!("{}", report.closing_line());
+    host::outln!("{}", report.closing_line());
     result?;
     Ok(match report.count(Status::Failed) {
         0 => Verdict::Passed,

@@ -90,7 +90,7 @@ impl<'a> Policy<'a> {
 impl Drop for Policy<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.set(&self.before) {
-            eprintln!(
+            host::errln!(
                 "p2p: {error:#}; put it back: echo {} > {POLICY}",
                 self.before
             );

@@ -241,7 +241,7 @@ impl Drop for Module {
         // output() starts no program after Ctrl-C, so do not use it here.
         let status = Command::new(modprobe).args(["-r", MODULE]).status();
         if !status.is_ok_and(|status| status.success()) {
-            eprintln!("p2p: {MODULE} is still loaded; take it out: modprobe -r {MODULE}");
+            host::errln!("p2p: {MODULE} is still loaded; take it out: modprobe -r {MODULE}");
         }
     }
 }

@@ -278,3 +278,44 @@ fn a_list_starts_nothing() {
     assert!(!scene.path("called").exists());
     assert_eq!(scene.result("report.json").as_deref(), Some(OLD));
 }
+
+/// `make test | tee log`, and Ctrl-C ends tee first; or the terminal is gone.
+#[test]
+fn nobody_has_to_read_what_is_printed() {
+    let scene = Scene::new("exit 1");
+    let mut command = scene.command(&["test", "--only", "harness"]);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop((child.stdout.take(), child.stderr.take()));
+    assert_eq!(child.wait().unwrap().code(), Some(2));
+    assert_eq!(scene.result("status").as_deref(), Some("2"));
+    for name in ["report.json", "report.xml", "report.html", "closing-line"] {
+        assert!(scene.result(name).is_some(), "{name}");
+    }
+}
+
+/// What was found is printed all the same, and the error names the file.
+#[test]
+fn results_that_cannot_be_written_are_printed() {
+    let scene = Scene::new("exit 1");
+    fs::remove_file(scene.results().join("report.json")).unwrap();
+    for name in ["report.json", "status"] {
+        let file = scene.results().join(name);
+        let _ = fs::remove_file(&file);
+        // Not even root can write to a folder.
+        fs::create_dir(file).unwrap();
+    }
+    let mut command = scene.command(&["test", "--only", "harness"]);
+    let output = command.stderr(Stdio::piped()).output().unwrap();
+    let [out, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        out.contains("aborted: 0 passed, 0 failed, 0 skipped"),
+        "{out}"
+    );
+    // What ended the run comes first.
+    assert!(error.contains("packages"), "{error}");
+}

@@ -70,6 +70,11 @@ impl StepResult {
     pub fn passed(&self) -> bool {
         self.trouble.is_none()
     }
+
+    /// `configuration/number`
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.configuration, self.number)
+    }
 }
 
 /// A commit of the series.
@@ -135,7 +140,7 @@ impl Bisect<'_> {
             let recipe = recipes.get(&*row.configuration)?;
             Some(recipe.key(commits.get(row.number)?))
         };
-        let mut rows = StepResults::read(self.paths, self.scope);
+        let mut rows = StepResults::read(self.paths, self.scope)?;
         rows.recorded = recorded::line(self.builder, self.booter.qemu)?;
         // Results of other patches or another configuration are no longer valid.
         rows.keep(|row| key(row).as_ref() == Some(&row.key));

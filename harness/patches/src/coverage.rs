@@ -126,11 +126,11 @@ impl Coverage<'_> {
         let text = format!("{HEAD}{}\n\n{}", summary.recorded, summary.tables());
         fs::write(&page, &text)?;
         fs::write(&trace, lines.tracefile(&added, &touched))?;
-        println!("\n{text}");
-        println!("results: {}", paths.short(&page));
-        println!("tracefile: {}", paths.short(&trace));
+        host::outln!("\n{text}");
+        host::outln!("results: {}", paths.short(&page));
+        host::outln!("tracefile: {}", paths.short(&trace));
         for failure in &failed {
-            eprintln!("FAILED {failure}");
+            host::errln!("FAILED {failure}");
         }
         Ok(if summary.is_explained() && failed.is_empty() {
             Verdict::Passed

@@ -134,8 +134,8 @@ impl Mutants<'_> {
             })?;
         }
         record.write(&paths.results(), &mutants, &recorded)?;
-        println!("\n{}", record.table(&mutants));
-        println!("{}", record.closing_line(&mutants));
+        host::outln!("\n{}", record.table(&mutants));
+        host::outln!("{}", record.closing_line(&mutants));
         let picked = mutants.iter().filter(|mutant| only.picks(&mutant.name));
         Ok(if record.all_caught(picked) {
             Verdict::Passed

@@ -1,7 +1,7 @@
 //! The test plan (qemu/tests.toml): the jobs, and what each one needs.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -150,8 +150,10 @@ impl Plan {
     pub fn read_file(root: &Path, file: &str) -> Result<Self> {
         let file = root.join(file);
         let plan: Self = settings::read(&file)?;
+        let kernels = Kernels::read(root)?;
         for spec in &plan.jobs {
-            spec.check().with_context(|| file.display().to_string())?;
+            let found = spec.check().and_then(|()| spec.check_names(root, &kernels));
+            found.with_context(|| file.display().to_string())?;
         }
         Ok(plan)
     }
@@ -186,6 +188,10 @@ impl Plan {
                 });
             }
         }
+        let mut names = BTreeSet::new();
+        if let Some(job) = jobs.iter().find(|job| !names.insert(&*job.name)) {
+            bail!("there are two jobs {}", job.name);
+        }
         jobs.sort_by_key(|job| Reverse(job.spec.limit));
         Ok(jobs)
     }
@@ -216,6 +222,20 @@ impl Spec {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Fails if there is no such kernel or topology.
+    fn check_names(&self, root: &Path, kernels: &Kernels) -> Result<()> {
+        let name = &self.name;
+        let mut used = self.kernel.iter().chain(&self.from);
+        if let Some(kernel) = used.find(|kernel| !kernels.has(kernel)) {
+            bail!("job {name}: there is no kernel {kernel:?}");
+        }
+        let mut named = self.topologies.iter().filter(|name| *name != "*");
+        if let Some(topology) = named.find(|name| !crate::topology::file(root, name).is_file()) {
+            bail!("job {name}: there is no topology {topology:?}");
+        }
+        Ok(())
     }
 
     /// The models of its machine.

@@ -84,6 +84,11 @@ impl Kernels {
         })
     }
 
+    /// Whether there is a kernel with that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// These names in an order where each follows its seed.
     pub fn in_order<'a>(&self, names: &[&'a str]) -> Vec<&'a str> {
         let mut ordered = names.to_vec();

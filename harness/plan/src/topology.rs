@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::arch::Arch;
+use crate::kernels::Kernels;
 use host::settings;
 use host::status::Usage;
 
@@ -337,7 +338,8 @@ impl Topologies {
     pub fn read(root: &Path) -> Result<Self> {
         let machine: Machine = settings::read(&root.join("qemu/machine.toml"))?;
         let mut by_name = BTreeMap::new();
-        for entry in fs::read_dir(root.join("qemu/topologies"))? {
+        let kernels = Kernels::read(root)?;
+        for entry in fs::read_dir(root.join(FOLDER))? {
             let path = entry?.path();
             if path.extension().is_none_or(|ext| ext != "toml") {
                 continue;
@@ -351,6 +353,10 @@ impl Topologies {
             topology
                 .check()
                 .with_context(|| path.display().to_string())?;
+            if !kernels.has(&topology.kernel) {
+                let kernel = &topology.kernel;
+                bail!("{}: there is no kernel {kernel:?}", path.display());
+            }
             if !machine.arch.contains_key(&topology.arch) {
                 bail!(
                     "{}: machine.toml has no table for {:?}",
@@ -384,9 +390,20 @@ impl Topologies {
     }
 }
 
+/// The folder of all topologies.
+const FOLDER: &str = "qemu/topologies";
+
+/// The file of a topology.
+pub fn file(root: &Path, name: &str) -> PathBuf {
+    root.join(FOLDER).join(format!("{name}.toml"))
+}
+
 impl Scenario {
     /// Fails if the expected result is impossible.
     pub fn check(&self) -> Result<()> {
+        if !matches!(&*self.kind, "bus_addr" | "host_bridge" | "host") {
+            bail!("scenario {}: there is no kind {:?}", self.name, self.kind);
+        }
         if self.peer + self.home > self.pages {
             bail!("scenario {}: more pages expected than there are", self.name);
         }
@@ -611,7 +628,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let qemu = dir.path().join("qemu");
         fs::create_dir_all(qemu.join("topologies")).unwrap();
-        fs::copy(root.join("qemu/machine.toml"), qemu.join("machine.toml")).unwrap();
+        for file in ["machine.toml", "kernels.toml"] {
+            fs::copy(root.join("qemu").join(file), qemu.join(file)).unwrap();
+        }
         let names = |files: &[(&str, &str)]| {
             for (name, order) in files {
                 let text = format!(

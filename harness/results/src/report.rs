@@ -374,7 +374,7 @@ pub fn write_page(paths: &Paths, report: &impl Serialize, file: &Path) -> Result
         results: &paths.results(),
     };
     page::write(source, &report, file)?;
-    println!("page: {}", paths.short(file));
+    host::outln!("page: {}", paths.short(file));
     Ok(())
 }
 

@@ -67,6 +67,10 @@ pub fn get(paths: &Paths, ui: &Ui, arch: Arch) -> Result<PathBuf> {
     if home.is_dir() {
         return Ok(home);
     }
+    let _lock = paths.lock_cache(ui)?;
+    if home.is_dir() {
+        return Ok(home);
+    }
     let name = format!("a root file system for {}", arch.debian());
     let step = ui.step(format!("setup: {name}"));
     unpack(&paths.cache.join("tools"), arch, &home)

@@ -76,6 +76,10 @@ fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
     if program.is_file() {
         return Ok(program);
     }
+    let _lock = paths.lock_cache(ui)?;
+    if program.is_file() {
+        return Ok(program);
+    }
     let step = ui.step(format!("setup: bindgen {BINDGEN}"));
     let partial = fresh(&home.with_file_name("bindgen-partial"))?;
     let target = paths.build().join("bindgen");
@@ -127,7 +131,12 @@ fn python(paths: &Paths, ui: &Ui, name: &str, version: &str, program: &str) -> R
     // A virtual environment cannot be renamed when it is complete, so a file marks it as
     // complete.
     let whole = home.join("whole");
-    if whole.is_file() && bin.join(program).is_file() {
+    let is_there = || whole.is_file() && bin.join(program).is_file();
+    if is_there() {
+        return Ok(bin);
+    }
+    let _lock = paths.lock_cache(ui)?;
+    if is_there() {
         return Ok(bin);
     }
     let step = ui.step(format!("setup: {name} {version}"));

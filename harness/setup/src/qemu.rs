@@ -45,6 +45,10 @@ pub fn with_vfio_user(
     if let Some(program) = cached(&tools, arch) {
         return Ok(program);
     }
+    let _lock = paths.lock_cache(ui)?;
+    if let Some(program) = cached(&tools, arch) {
+        return Ok(program);
+    }
     let step = ui.step(format!("setup: {} with {DEVICE}", arch.qemu()));
     let version = install(&tools, arch, &step)
         .map_err(|error| failed(&format!("a {} with {DEVICE}", arch.qemu()), &error, HINT))?;

@@ -31,7 +31,12 @@ pub fn tests(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
         .cache
         .join("tools")
         .join(format!("rdma-core-tests-{version}"));
-    if home.join("tests").is_dir() {
+    let is_there = || home.join("tests").is_dir();
+    if is_there() {
+        return Ok(home);
+    }
+    let _lock = paths.lock_cache(ui)?;
+    if is_there() {
         return Ok(home);
     }
     let step = ui.step(format!("setup: the tests of rdma-core {version}"));

@@ -124,6 +124,10 @@ pub fn base(paths: &Paths, ui: &Ui) -> Result<Source> {
     if let Some(base) = newest(&dir, BASE_PACKAGE)? {
         return Ok(base);
     }
+    let _lock = paths.lock_cache(ui)?;
+    if let Some(base) = newest(&dir, BASE_PACKAGE)? {
+        return Ok(base);
+    }
     let step = ui.step(format!("setup: {BASE_PACKAGE}"));
     step.at("reading the package lists");
     let download = || {

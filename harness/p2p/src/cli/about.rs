@@ -28,12 +28,52 @@ pub fn facts(builder: &Builder<'_>, qemu: Option<&Path>) -> Result<Vec<(String, 
     ])
 }
 
+/// Variables that say what is tested, and with what, such as KDIR. They belong to a command
+/// that repeats something.
+const GIVEN: [&str; 8] = [
+    "KDIR",
+    "O",
+    "QEMU",
+    "QEMU_ARGS",
+    "KVM",
+    "CC",
+    "LLVM",
+    "CONFIG",
+];
+
+/// The user's values of these variables, each after a space.
+pub fn given() -> String {
+    given_in(env::args().skip(1))
+}
+
+fn given_in(arguments: impl IntoIterator<Item = String>) -> String {
+    let (_, variables) = words(arguments);
+    let is_given = |word: &&String| {
+        GIVEN
+            .iter()
+            .any(|name| word.starts_with(&format!("{name}=")))
+    };
+    variables
+        .iter()
+        .filter(is_given)
+        .map(|word| format!(" {word}"))
+        .collect()
+}
+
 /// Options whose names differ from make's variables.
 pub const NAMES: [(&str, &str); 3] = [("output", "O"), ("jobs", "J"), ("verbose", "V")];
 
 /// Reconstructs make's target and variables from the arguments after the program's name.
 fn command(arguments: impl IntoIterator<Item = String>) -> String {
-    let mut words = vec!["make".to_owned()];
+    let (mut command, variables) = words(arguments);
+    command.insert(0, "make".to_owned());
+    command.extend(variables);
+    command.join(" ")
+}
+
+/// Make's target, and `VARIABLE=value` for each option.
+fn words(arguments: impl IntoIterator<Item = String>) -> (Vec<String>, Vec<String>) {
+    let mut words = Vec::new();
     let mut variables = Vec::new();
     let mut arguments = arguments.into_iter().peekable();
     while let Some(argument) = arguments.next() {
@@ -55,8 +95,7 @@ fn command(arguments: impl IntoIterator<Item = String>) -> String {
         });
         variables.push(format!("{variable}={}", quote(&value)));
     }
-    words.extend(variables);
-    words.join(" ")
+    (words, variables)
 }
 
 #[cfg(test)]
@@ -80,5 +119,8 @@ mod tests {
         );
         let quoted = ["test", "--only", "mlx5*/switch,!x"].map(str::to_owned);
         assert_eq!(command(quoted), "make test ONLY='mlx5*/switch,!x'");
+        let all = "--root /a --output /b --kdir /k --llvm=-19 --verbose test --only x";
+        let all = all.split(' ').map(str::to_owned);
+        assert_eq!(given_in(all), " O=/b KDIR=/k LLVM=-19");
     }
 }

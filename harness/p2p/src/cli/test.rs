@@ -1,14 +1,16 @@
 //! `make test` and `make list`: how often everything runs, and how it ends.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::run::{Run, aborted, verdict};
 use host::status::{self, Verdict, status_of};
 use plan::job::Plan;
+use plan::kernels::Kernels;
 use results::report::Report;
 
 mod choice;
@@ -44,25 +46,37 @@ impl Run<'_> {
         let wants_ktap = given.is_some_and(|choice| choice.ktap);
         let result = choice.and(result).map(|()| verdict(&report));
         let usage = status_of(&result) == status::USAGE;
-        fs::write(&status_file, status_of(&result).to_string())?;
+        let mut written = write(&status_file, &status_of(&result).to_string());
         if !usage {
             let same = Plan::read(&self.paths.root)?.same;
-            self.finish(&mut report, &results, start, |outcome| {
+            let kernels = Kernels::read(&self.paths.root)?;
+            let picked = report.picked.clone();
+            let finished = self.finish(&mut report, &results, start, |outcome| {
+                if kernels.has(&outcome.suite) && !picked.contains(&outcome.suite) {
+                    return format!("make build ONLY={}", outcome.suite);
+                }
+                if outcome.suite == round::ALL {
+                    return "make test".to_owned();
+                }
                 let only = suites(&outcome.suite, &same).join(",");
                 let test = test.as_ref().map(|test| format!(" TEST={test}"));
                 format!("make test ONLY={only}{}", test.unwrap_or_default())
-            })?;
+            });
             if let (Some(rounds), Some(round)) = (repeat, report.round) {
-                println!("{}", rounds_in_words(rounds, round, &report));
+                host::outln!("{}", rounds_in_words(rounds, round, &report));
             }
             let closing_line = report.closing_line();
-            fs::write(results.join("closing-line"), format!("{closing_line}\n"))?;
-            println!("{closing_line}");
+            host::outln!("{closing_line}");
             if wants_ktap {
-                print!("{}", report.ktap());
+                host::out!("{}", report.ktap());
             }
+            let line = format!("{closing_line}\n");
+            written = written
+                .and(finished)
+                .and_then(|()| write(&results.join("closing-line"), &line));
         }
-        result
+        // What ended the run is more important than what it could not write.
+        result.and_then(|verdict| written.map(|()| verdict))
     }
 
     /// Runs all picked tests as often as the user wants, or until one fails. Returns the
@@ -93,6 +107,10 @@ impl Run<'_> {
             round += 1;
         }
     }
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| file.display().to_string())
 }
 
 /// The summary of all rounds, for the user.

@@ -1,9 +1,10 @@
 //! Stores results for the next run: bisect.json, and the table beside it.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{StepResult, table};
@@ -31,7 +32,7 @@ pub struct StepResults {
 impl StepResults {
     /// Reads the results of runs on this machine. Before the first run, reads the recorded
     /// ones.
-    pub fn read(paths: &Paths, scope: &str) -> Self {
+    pub fn read(paths: &Paths, scope: &str) -> Result<Self> {
         let name = file(scope, "json");
         let (dir, here) = (paths.results(), paths.results().join(&name));
         let is_here = here.is_file();
@@ -40,14 +41,17 @@ impl StepResults {
         } else {
             paths.recorded().join(name)
         };
-        let text = fs::read_to_string(file).ok();
-        let read: Option<Self> = text.and_then(|text| serde_json::from_str(&text).ok());
-        let mut read = read.unwrap_or_default();
+        let mut read = match fs::read_to_string(&file) {
+            Ok(text) => serde_json::from_str(&text)
+                .with_context(|| format!("{}; remove it to begin anew", file.display()))?,
+            Err(error) if error.kind() == ErrorKind::NotFound => Self::default(),
+            Err(error) => return Err(error).context(file.display().to_string()),
+        };
         for row in read.all.iter_mut().filter(|_| !is_here) {
             row.recorded.get_or_insert(read.recorded.clone());
         }
         let scope = scope.to_owned();
-        Self { dir, scope, ..read }
+        Ok(Self { dir, scope, ..read })
     }
 
     pub fn passed(&self, configuration: &str, number: usize, key: &str) -> bool {
@@ -86,7 +90,11 @@ impl StepResults {
             .sort_by_key(|row| (row.configuration.clone(), row.number));
         fs::create_dir_all(&self.dir)?;
         let json = serde_json::to_string_pretty(&self)?;
-        fs::write(self.dir.join(file(&self.scope, "json")), json)?;
+        // A full disk must not take what there is.
+        let to = self.dir.join(file(&self.scope, "json"));
+        let partial = to.with_extension("json.partial");
+        fs::write(&partial, json).with_context(|| partial.display().to_string())?;
+        fs::rename(&partial, &to).with_context(|| to.display().to_string())?;
         let page = table::page(&self.all, &self.recorded);
         fs::write(self.dir.join(file(&self.scope, "md")), page)?;
         Ok(())
@@ -102,10 +110,10 @@ mod tests {
     fn results_are_kept_for_what_they_are_of() {
         let dir = tempfile::tempdir().unwrap();
         let paths = paths(dir.path());
-        let mut rows = StepResults::read(&paths, "");
+        let mut rows = StepResults::read(&paths, "").unwrap();
         rows.put(row("i386", 2, None)).unwrap();
         rows.put(row("i386", 1, Some("error: no"))).unwrap();
-        let mut rows = StepResults::read(&paths, "");
+        let mut rows = StepResults::read(&paths, "").unwrap();
         assert!(rows.passed("i386", 2, "k"));
         assert!(!rows.passed("i386", 2, "another tree"));
         assert!(!rows.passed("i386", 1, "k"), "what failed is done again");
@@ -114,7 +122,7 @@ mod tests {
         assert_eq!(rows.all.len(), 2);
         assert!(rows.all.iter().all(StepResult::passed));
         // A single topic is another series. Its patches have their own numbers.
-        assert!(StepResults::read(&paths, "1-mm").all.is_empty());
+        assert!(StepResults::read(&paths, "1-mm").unwrap().all.is_empty());
 
         // A clone continues from the recorded results and marks them.
         rows.recorded = "Recorded on 1 May 2026.".to_owned();
@@ -124,7 +132,7 @@ mod tests {
         let [here, there] = [paths.results(), paths.recorded()].map(|dir| dir.join("bisect.json"));
         fs::create_dir(paths.recorded()).unwrap();
         fs::rename(here, there).unwrap();
-        let mut rows = StepResults::read(&paths, "");
+        let mut rows = StepResults::read(&paths, "").unwrap();
         assert!(rows.passed("i386", 2, "k"));
         rows.recorded = "Recorded on 2 May 2026.".to_owned();
         rows.write().unwrap();
@@ -132,6 +140,15 @@ mod tests {
         let last = "are not of this run. Recorded on 1 May 2026.\n";
         assert!(page().ends_with(last), "{}", page());
         rows.put(row("i386", 2, Some("error: no"))).unwrap();
-        assert!(!StepResults::read(&paths, "").passed("i386", 2, "k"));
+        assert!(
+            !StepResults::read(&paths, "")
+                .unwrap()
+                .passed("i386", 2, "k")
+        );
+        // What cannot be read is not thrown away.
+        let file = paths.results().join("bisect.json");
+        fs::write(&file, "{").unwrap();
+        let error = StepResults::read(&paths, "").err().unwrap();
+        assert!(error.to_string().contains("remove it"), "{error:#}");
     }
 }

@@ -82,6 +82,9 @@ impl Toy {
         .unwrap();
         let options = "CONFIG_OLD=y\nCONFIG_NEW=y\n";
         fs::write(root.join("qemu/kernel/toy.config"), options).unwrap();
+        for names in ["qemu/kernels.toml", "qemu/topologies"] {
+            std::os::unix::fs::symlink(repository().join(names), root.join(names)).unwrap();
+        }
         ask(&tree, &["init", "-q"]).unwrap();
         let commit = |files: &[(&str, &str)]| {
             for (name, text) in files {
@@ -124,8 +127,7 @@ impl Toy {
     fn that_boots() -> Self {
         let toy = Self::new();
         let root = &toy.paths.root;
-        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let repository = fs::canonicalize(repository).unwrap();
+        let repository = repository();
         fs::create_dir_all(root.join("harness/guest")).unwrap();
         fs::write(root.join("harness/guest/lib.sh"), "one").unwrap();
         for part in ["jobs", "judge", "ktap", "machine", "plan"] {
@@ -324,6 +326,10 @@ fn what_boots_a_commit_counts_where_it_is_booted() {
     assert_ne!(key("boot = 'switch'"), boots);
     assert_eq!(key(""), builds);
     assert_ne!(key("llvm = true"), builds);
+}
+
+fn repository() -> PathBuf {
+    fs::canonicalize(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")).unwrap()
 }
 
 /// Gives a toy this test plan.

@@ -65,7 +65,7 @@ pub fn run(checker: &Checker<'_>, ui: &Ui) -> Result<Vec<Outcome>> {
     fs::create_dir_all(checker.paths.results())?;
     fs::write(&file, format!("{table}\n")).with_context(|| file.display().to_string())?;
     step.done(format!("{} kernels", columns.len()));
-    println!("\n{table}\ntable: {}", checker.paths.short(&file));
+    host::outln!("\n{table}\ntable: {}", checker.paths.short(&file));
     Ok(outcomes)
 }
 

@@ -206,7 +206,7 @@ impl Mutants<'_> {
             ui.say(write(&mut record)?.closing_line());
         }
         let score = write(&mut record)?;
-        println!("\n{}", score.page());
+        host::outln!("\n{}", score.page());
         Ok(match score.is_explained() {
             true => Verdict::Passed,
             false => Verdict::Failed,

@@ -1,5 +1,6 @@
 use super::*;
 
+use std::fs;
 use std::path::PathBuf;
 
 fn root() -> PathBuf {
@@ -176,4 +177,35 @@ fn a_job_can_boot_the_base_with_programs_of_the_series() {
     assert_eq!(of("verbs-base/switch"), (false, true));
     assert_eq!(of("verbs-series/switch"), (true, true));
     assert_eq!(of("hmm-base/switch"), (false, false));
+}
+
+#[test]
+fn names_that_there_are_not_are_refused_with_their_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(root.join("qemu"), dir.path().join("qemu")).unwrap();
+    let read = |text: &str| {
+        fs::write(dir.path().join("jobs.toml"), text).unwrap();
+        let plan = Plan::read_file(dir.path(), "jobs.toml")?;
+        let topologies = Topologies::read(dir.path())?;
+        anyhow::Ok(plan.jobs(&topologies)?.len())
+    };
+    let job = |more: &str| format!("[[job]]\nname = \"a\"\nlimit = 60\n{more}\n");
+    let switch = job("topologies = [\"switch\"]");
+    assert_eq!(read(&switch).unwrap(), 1);
+    for (text, why) in [
+        (job("topologies = [\"swich\"]"), "no topology \"swich\""),
+        (
+            job("topologies = [\"*\"]\nkernel = \"plian\""),
+            "no kernel \"plian\"",
+        ),
+    ] {
+        let error = format!("{:#}", read(&text).unwrap_err());
+        assert!(
+            error.contains("jobs.toml: job a: ") && error.contains(why),
+            "{error}"
+        );
+    }
+    let error = format!("{:#}", read(&(switch.clone() + &switch)).unwrap_err());
+    assert!(error.contains("two jobs a/switch"), "{error}");
 }

@@ -26,8 +26,11 @@ pub fn junit(report: &Report, time: Duration) -> Junit {
         if !outcome.reason.is_empty() {
             status.set_message(outcome.reason.clone());
         }
-        if let (Status::Failed, Some(file)) = (outcome.status, &outcome.log_file) {
-            status.set_description(format!("log: {file}"));
+        if outcome.status == Status::Failed {
+            // Some services show the text alone, and not the message.
+            let log = outcome.log_file.iter().map(|file| format!("log: {file}"));
+            let lines = [outcome.reason.clone()].into_iter().chain(log);
+            status.set_description(Vec::from_iter(lines).join("\n"));
         }
         for reason in &outcome.flaky {
             let mut rerun = TestRerun::new(NonSuccessKind::Failure);
@@ -35,6 +38,8 @@ pub fn junit(report: &Report, time: Duration) -> Junit {
             status.add_rerun(rerun);
         }
         let mut case = TestCase::new(outcome.name.clone(), status);
+        // By class and name services tell tests apart.
+        case.set_classname(outcome.suite.clone());
         if let Some(taken) = outcome.seconds {
             case.set_time(Duration::from_secs_f64(taken));
         }
@@ -62,8 +67,11 @@ pub fn junit(report: &Report, time: Duration) -> Junit {
     if let Some(error) = &report.aborted {
         let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
         status.set_message(error.clone());
+        status.set_description(error.clone());
         let mut suite = suite_of(report, "run");
-        suite.add_test_case(TestCase::new("is not aborted", status));
+        let mut case = TestCase::new("is not aborted", status);
+        case.set_classname("run");
+        suite.add_test_case(case);
         suites.push(suite);
     }
     for suite in &mut suites {

@@ -29,6 +29,26 @@ fn an_aborted_run_does_not_look_whole() {
     assert!(xml.contains("<error") && xml.contains("no QEMU"), "{xml}");
 }
 
+/// Services tell tests apart by class and name, and some show the text alone.
+#[test]
+fn junit_tells_tests_of_two_jobs_apart() {
+    let mut failed = Outcome::failed("mlx5/iommu", "a quiet kernel log", "BUG: no");
+    failed.log_file = Some("build/run/console.log".to_owned());
+    let passed = Outcome::passed("mlx5/switch", "a quiet kernel log");
+    let xml = xml(&Report::from(vec![passed, failed]));
+    for class in ["mlx5/switch", "mlx5/iommu"] {
+        assert_eq!(
+            xml.matches(&format!("classname=\"{class}\"")).count(),
+            1,
+            "{xml}"
+        );
+    }
+    assert!(
+        xml.contains(">BUG: no\nlog: build/run/console.log<"),
+        "{xml}"
+    );
+}
+
 #[test]
 fn what_could_not_run_is_an_error() {
     let report = Report::from(vec![Outcome::could_not_run("a/x", "runs", "no kernel")]);

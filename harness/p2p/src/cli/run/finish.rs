@@ -16,7 +16,8 @@ use kernel::build::Broken;
 use results::report::{self, Outcome, Report};
 
 impl Run<'_> {
-    /// Writes and prints results. `repeat` returns the command that repeats one.
+    /// Writes and prints results. `repeat` returns the command that repeats one; what the user
+    /// gave besides is added.
     pub fn finish(
         &self,
         report: &mut Report,
@@ -24,20 +25,26 @@ impl Run<'_> {
         start: Instant,
         repeat: impl Fn(&Outcome) -> String,
     ) -> Result<()> {
-        report.write_logs(&self.paths.logs(), |file| self.paths.short(file))?;
-        report.note_repeats(&repeat);
+        let given = about::given();
+        let repeat = |outcome: &Outcome| repeat(outcome) + &given;
+        let logs = report.write_logs(&self.paths.logs(), |file| self.paths.short(file));
+        report.note_repeats(repeat);
         about::note(report, start);
-        report.write(dir, start.elapsed())?;
-        print!("{}", report.summary(repeat));
-        report::write_page(self.paths, report, &dir.join(report::PAGE))?;
-        println!(
-            "results: {} ({})",
-            self.paths.short(dir),
-            seconds(start.elapsed())
-        );
-        print!("{}", slowest(report));
-        print!("{}", last_words(report));
-        Ok(())
+        host::out!("{}", report.summary(repeat));
+        // The user gets to know the results even if the disk is full.
+        let written = logs
+            .and_then(|()| report.write(dir, start.elapsed()))
+            .and_then(|()| report::write_page(self.paths, report, &dir.join(report::PAGE)));
+        if written.is_ok() {
+            host::outln!(
+                "results: {} ({})",
+                self.paths.short(dir),
+                seconds(start.elapsed())
+            );
+        }
+        host::out!("{}", slowest(report));
+        host::out!("{}", last_words(report));
+        written
     }
 
     /// Ends a command with what there is, also after an error or Ctrl-C. The closing line
@@ -51,9 +58,9 @@ impl Run<'_> {
         repeat: impl Fn(&Outcome) -> String,
     ) -> Result<Verdict> {
         report.aborted = aborted(&result);
-        self.finish(report, dir, start, repeat)?;
-        println!("{}", report.closing_line());
-        result.map(|()| verdict(report))
+        let written = self.finish(report, dir, start, repeat);
+        host::outln!("{}", report.closing_line());
+        result.and(written).map(|()| verdict(report))
     }
 }
 

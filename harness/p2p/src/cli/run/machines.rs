@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::Run;
 use super::finish::{aborted, broken, forget, last_words, slowest, verdict};
@@ -73,18 +73,23 @@ impl Run<'_> {
         }
         report.outcomes.extend(could_not_run);
         report.aborted = aborted(&result);
+        host::outln!("\n{}\n{}", slowest(&report), demo::table(&rows));
+        let given = about::given();
+        let repeat = |outcome: &Outcome| demo::repeat(outcome) + &given;
+        report.note_repeats(repeat);
+        about::note(&mut report, start);
+        host::out!("{}", report.summary(repeat));
         fs::create_dir_all(self.paths.results())?;
+        let page = results.with_extension("html");
+        let mut written = report::write_page(self.paths, &report, &page);
         // The file is only a table, which cannot say that rows are missing. The page can.
         if report.aborted.is_none() {
-            fs::write(&results, serde_json::to_string_pretty(&rows)?)?;
+            let rows = serde_json::to_string_pretty(&rows)?;
+            let file = || results.display().to_string();
+            written = written.and(fs::write(&results, rows).with_context(file));
         }
-        println!("\n{}\n{}", slowest(&report), demo::table(&rows));
-        report.note_repeats(demo::repeat);
-        about::note(&mut report, start);
-        print!("{}", report.summary(demo::repeat));
-        report::write_page(self.paths, &report, &results.with_extension("html"))?;
-        print!("{}", last_words(&report));
-        result.map(|()| verdict(&report))
+        host::out!("{}", last_words(&report));
+        result.and(written).map(|()| verdict(&report))
     }
 
     pub fn soak(&self, soak: &Soak, only: &Only) -> Result<Verdict> {
@@ -108,7 +113,7 @@ impl Run<'_> {
             Ok(())
         });
         let mut report = report.into_inner().expect("no panic holds it");
-        print!("{}", soak::totals(&report));
+        host::out!("{}", soak::totals(&report));
         let repeat = |outcome: &Outcome| soak.repeat(outcome);
         self.conclude(&mut report, &dir, start, result, repeat)
     }
@@ -147,7 +152,13 @@ impl Run<'_> {
             Ok(why.is_none())
         };
         let run = |job| run(job, &booter);
-        run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
+        let left = run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
+        let mut report = lock();
+        for job in left {
+            for kernel in job.needs() {
+                without(kernel, &[job], self.paths, &mut report.outcomes);
+            }
+        }
         Ok(())
     }
 

@@ -63,7 +63,7 @@ impl Run<'_> {
                 .say("patches/, the tree and the mirrors are the same"),
             Status::Skipped => self.ui.say(format!("not compared: {}", outcome.reason)),
             Status::Failed => {
-                println!("{}", outcome.reason);
+                host::outln!("{}", outcome.reason);
                 return Ok(Verdict::Failed);
             }
         }
@@ -164,10 +164,12 @@ impl Run<'_> {
                 scope,
                 force: self.force,
             };
-            let rows = bisect.run(&only)?;
+            let mut rows = bisect.run(&only)?;
+            let table = bisect::table(&rows);
+            rows.retain(|row| only.picks(&row.name()));
             let failures = bisect.failures(&rows);
-            println!("\n{}{failures}", bisect::table(&rows));
-            println!("table: {}", self.paths.short(&bisect.table_file()));
+            host::outln!("\n{table}{failures}");
+            host::outln!("table: {}", self.paths.short(&bisect.table_file()));
             passed &= rows.iter().all(bisect::StepResult::passed);
             anyhow::Ok(())
         };
@@ -211,7 +213,7 @@ impl Run<'_> {
 
     pub fn list_mutants(&self, sample: Sample, only: &Only) -> Result<()> {
         let tree = tree::open(self.paths)?;
-        println!("{}", mutants::list(&self.paths.root, &tree, sample, only)?);
+        host::outln!("{}", mutants::list(&self.paths.root, &tree, sample, only)?);
         Ok(())
     }
 

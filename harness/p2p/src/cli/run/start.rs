@@ -154,7 +154,7 @@ fn build_each(names: &[&str], build: impl Fn(&str) -> Result<()>) -> Result<Verd
     let mut verdict = Verdict::Passed;
     for name in names {
         if let Some(why) = broken(build(name))? {
-            println!("{why}");
+            host::outln!("{why}");
             verdict = Verdict::Failed;
         }
     }

@@ -37,7 +37,7 @@ impl Run<'_> {
         };
         let picked = selection.names(|| Report::previous(&self.paths.results()))?;
         if picked.is_empty() {
-            println!("{}", choice.why_nothing());
+            host::outln!("{}", choice.why_nothing());
             return Ok(Verdict::Passed);
         }
         let all = selection.all();
@@ -93,7 +93,7 @@ impl Run<'_> {
             row.push(last);
             table.add_row(row);
         }
-        println!("{table}");
+        host::outln!("{table}");
         Ok(Verdict::Passed)
     }
 

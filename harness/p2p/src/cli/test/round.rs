@@ -172,6 +172,13 @@ impl<'a> Round<'a> {
         let looks = selfcheck::NAMES.iter().chain(&check::QUICK).copied();
         let looks = looks.filter(|name| self.picked.contains(*name)).collect();
         run_all(looks, self.run.jobs(), |name| {
+            if self.is_over() {
+                return Ok(());
+            }
+            if self.is_late() {
+                self.no_time(name);
+                return Ok(());
+            }
             let start = Instant::now();
             let (outcomes, was_cached) = if selfcheck::NAMES.contains(&name) {
                 selfcheck::run(name, paths, ui, tree, self.run.force)?
@@ -347,13 +354,25 @@ fn those_with<'j>(
 /// the rounds before it ran them.
 fn fail_if_nothing_ran(report: &mut Report, jobs: &[String]) {
     let is_left_out = |name: &String| report.left_out.contains(name);
-    if !jobs.is_empty() && jobs.iter().all(is_left_out) && report.round.is_none_or(|n| n == 1) {
-        let why = "no job had time: MINUTES= is over";
+    let no_job = !jobs.is_empty() && jobs.iter().all(is_left_out);
+    let nothing = !report.left_out.is_empty()
+        && report
+            .outcomes
+            .iter()
+            .all(|outcome| outcome.status == Status::Skipped);
+    if (no_job || nothing) && report.round.is_none_or(|n| n == 1) {
+        let why = match no_job {
+            true => "no job had time: MINUTES= is over",
+            false => "nothing had time: MINUTES= is over",
+        };
         report
             .outcomes
-            .push(Outcome::could_not_run("all", "runs", why));
+            .push(Outcome::could_not_run(ALL, "runs", why));
     }
 }
+
+/// The suite of what concerns all jobs.
+pub const ALL: &str = "all";
 
 /// Compares jobs that must have the same results, except where one did not run.
 fn compare(report: &mut Report, same: &[Same]) {
@@ -405,8 +424,14 @@ mod tests {
             report.count(Status::Failed) == 1
         };
         assert!(fails(left_out(&["a/x", "b/x", "modules"]), &jobs));
-        assert!(!fails(left_out(&["a/x"]), &jobs));
-        assert!(!fails(left_out(&["modules"]), &[]));
+        assert!(fails(left_out(&["modules"]), &[]));
+        let beside = |name| {
+            let mut some = left_out(&[name]);
+            some.outcomes.push(Outcome::passed("b/x", "runs"));
+            some
+        };
+        assert!(!fails(beside("a/x"), &jobs));
+        assert!(!fails(beside("modules"), &[]));
         let round = |round| Report {
             round: Some(round),
             ..left_out(&["a/x", "b/x"])
