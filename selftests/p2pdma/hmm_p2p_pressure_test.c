@@ -406,6 +406,7 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 {
 	const bool peer = p2p_peer_path(self->path);
 	long was = p2p_number_in(BALANCING, "");
+	unsigned char page[P2P_PAGE];
 	struct p2p_buf buf, huge;
 	unsigned int i;
 	__u64 start;
@@ -419,6 +420,7 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 	half_init(_metadata, self, &buf);
 	ASSERT_EQ(1, to_node(_metadata, &buf, 1));
 	p2p_buf_to_vram(_metadata, self, &huge);
+	p2p_fill(page, BEFORE, 0, P2P_PAGE);
 	start = p2p_now_ms();
 	for (i = 0; node_of(_metadata, &buf) == 1; i++) {
 		if (p2p_now_ms() - start > BALANCING_MS)
@@ -428,7 +430,8 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 				   LEN / 2);
 		if (i % 64 == 0) {
 			p2p_buf_nic_read(_metadata, self, &buf, AFTER);
-			p2p_buf_nic_write(_metadata, self, &huge, OTHER);
+			EXPECT_EQ(0, p2p_nic_write(&self->nic, huge.handle,
+						   huge.p, page, P2P_PAGE, NULL));
 		}
 	}
 	EXPECT_EQ(0, node_of(_metadata, &buf));
@@ -439,7 +442,7 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 		  p2p_gpu_resident(&self->gpu, huge.p, huge.len));
 	EXPECT_EQ(0, put(BALANCING, was ? "1" : "0"));
 	half_end(_metadata, self, &buf);
-	p2p_buf_cpu_read(_metadata, &huge, OTHER);
+	p2p_buf_cpu_read(_metadata, &huge, BEFORE);
 	p2p_buf_free(_metadata, self, &huge);
 }
 
@@ -620,11 +623,12 @@ static void unanswered(struct __test_metadata *_metadata, P2P_SELF *self,
 
 /*
  * Nobody provides what the NIC misses. The process that waits for it can be killed,
- * also if the NIC is being unbound, which waits for the process.
+ * also if the NIC is being unbound, which waits for the process. Until then the NIC
+ * keeps its IOMMU domain.
  */
 TEST_F_TIMEOUT(p2p, userfault_unanswered, TIMEOUT_S)
 {
-	char name[P2P_PCI_NAME], c;
+	char name[P2P_PCI_NAME], type[96], c;
 	int waits[2], status;
 	pid_t pid, unbind;
 
@@ -647,6 +651,11 @@ TEST_F_TIMEOUT(p2p, userfault_unanswered, TIMEOUT_S)
 	if (!unbind)
 		_exit(p2p_pci_unbind(P2P_NIC_DRIVER, name) != 0);
 	p2p_sleep_ms(100);
+	if (p2p_pci_translated(name)) {
+		snprintf(type, sizeof(type),
+			 "/sys/bus/pci/devices/%s/iommu_group/type", name);
+		EXPECT_EQ(-EPERM, put(type, "identity"));
+	}
 	p2p_kill_child(_metadata, pid);
 	p2p_wait_child(_metadata, unbind);
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));

@@ -567,18 +567,22 @@ impl Make<'_> {
     ) -> Result<Vec<String>> {
         let fragment = self.output.join("p2p.config");
         let config = self.output.join(".config");
-        // An unchanged configuration keeps its time stamp, so make has less to do.
-        if fs::read_to_string(&fragment).ok().as_deref() != Some(text) || !config.is_file() {
-            fs::write(&fragment, text)?;
-            let mut command = self.command()?;
-            command
-                .arg("allnoconfig")
-                .env("KCONFIG_ALLCONFIG", &fragment);
-            self.finish(command, step)?;
-        } else {
+        let refused = || config::refused(wanted, &fs::read_to_string(&config)?);
+        // An unchanged configuration keeps its time stamp, so make has less to do. Somebody
+        // may have changed it.
+        if fs::read_to_string(&fragment).ok().as_deref() == Some(text) && config.is_file() {
             self.run(&["olddefconfig"], step)?;
+            if refused()?.is_empty() {
+                return Ok(Vec::new());
+            }
         }
-        let refused = config::refused(wanted, &fs::read_to_string(&config)?)?;
+        fs::write(&fragment, text)?;
+        let mut command = self.command()?;
+        command
+            .arg("allnoconfig")
+            .env("KCONFIG_ALLCONFIG", &fragment);
+        self.finish(command, step)?;
+        let refused = refused()?;
         if !refused.is_empty() {
             fs::remove_file(&fragment)?;
         }

@@ -248,6 +248,35 @@ fn what_only_one_kernel_lacks_does_not_end_the_run() {
     assert!(why.contains("selftests/nothing"), "{why}");
 }
 
+/// By `make menuconfig`, or with another compiler.
+#[test]
+fn a_configuration_that_somebody_changed_is_made_again() {
+    let place = Place::new();
+    let makefile = "allnoconfig:\n\t@cp $$KCONFIG_ALLCONFIG $(O)/.config\nolddefconfig:\n";
+    fs::write(place.source().join("Makefile"), makefile).unwrap();
+    place.commit("base");
+    place.build(&place.compiler("12"), None, |builder| {
+        let output = place.root().join("build/plain");
+        fs::create_dir_all(&output).unwrap();
+        let make = Make {
+            builder,
+            name: "plain",
+            source: &place.source(),
+            output: &output,
+            arch: None,
+            llvm: false,
+        };
+        let text = "CONFIG_ODD=y\n";
+        let wanted = [("CONFIG_ODD".to_owned(), "y".to_owned())].into();
+        let step = builder.ui.step("test");
+        for _ in 0..2 {
+            let refused = make.configure(text, &wanted, &step).unwrap();
+            assert!(refused.is_empty(), "{refused:?}");
+            fs::write(output.join(".config"), "# CONFIG_ODD is not set\n").unwrap();
+        }
+    });
+}
+
 #[test]
 fn a_kernel_that_is_set_aside_may_have_selftests_of_its_own() {
     let place = Place::new();
