@@ -24,21 +24,18 @@ takes = $(or $(filter undefined,$(origin takes_$1)),$(filter $(MAKECMDGOALS),$(t
 useless := $(strip $(foreach v,$(given),$(if $(call takes,$v),,$v)))
 $(if $(useless),$(error make $(or $(MAKECMDGOALS),help) does not take $(useless)))
 
-# $1: a variable. Its value as a word of the shell.
-q = '$(subst ','\'',$($1))'
-
+# $1: a variable, $2: its option. The value is quoted for the shell.
 # A value counts when it was given to make, as for the kernel itself; KDIR, O,
 # QEMU and LLVM also when they are in the environment.
-take = $(if $(filter command% $(if $(filter KDIR O QEMU LLVM,$1),environment%),$(origin $1)),$2 $(call q,$1))
+take = $(if $(filter command% $(if $(filter KDIR O QEMU LLVM,$1),environment%),$(origin $1)),$2='$(subst ','\'',$($1))')
 arguments = $(call take,KDIR,--kdir) $(call take,O,--output) \
-	$(call take,QEMU,--qemu) $(if $(call take,QEMU_ARGS,x),--qemu-args=$(call q,QEMU_ARGS)) $(if $(call take,KVM,x),--kvm=$(call q,KVM)) $(call take,CC,--cc) $(call take,LLVM,--llvm) $(call take,CONFIG,--config) \
-	$(call take,J,--jobs) $(if $(call take,FORCE,x),--force=$(call q,FORCE)) $(if $(filter 1,$(V)),--verbose)
+	$(call take,QEMU,--qemu) $(call take,QEMU_ARGS,--qemu-args) $(call take,KVM,--kvm) \
+	$(call take,CC,--cc) $(call take,LLVM,--llvm) $(call take,CONFIG,--config) \
+	$(call take,J,--jobs) $(call take,FORCE,--force) $(if $(filter 1,$(V)),--verbose)
 only = $(call take,ONLY,--only)
-tests = $(only) $(call take,TEST,--test) \
-	$(if $(call take,FAILED,x),--failed=$(call q,FAILED)) \
+tests = $(only) $(call take,TEST,--test) $(call take,FAILED,--failed) \
 	$(call take,REPEAT,--repeat) $(call take,RETRIES,--retries) $(call take,SHARD,--shard) \
-	$(call take,MINUTES,--minutes) \
-	$(if $(call take,FAIL_FAST,x),--fail-fast=$(call q,FAIL_FAST)) $(if $(call take,KTAP,x),--ktap=$(call q,KTAP))
+	$(call take,MINUTES,--minutes) $(call take,FAIL_FAST,--fail-fast) $(call take,KTAP,--ktap)
 # The kernel's own make is started by the tool and must not see ours.
 run = unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES && \
 	exec build/p2p --root '$(CURDIR)' $(arguments)

@@ -421,6 +421,8 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 	ASSERT_EQ(1, to_node(_metadata, &buf, 1));
 	p2p_buf_to_vram(_metadata, self, &huge);
 	p2p_fill(page, BEFORE, 0, P2P_PAGE);
+	EXPECT_EQ(0, p2p_nic_write(&self->nic, huge.handle, huge.p, page,
+				   P2P_PAGE, NULL));
 	start = p2p_now_ms();
 	for (i = 0; node_of(_metadata, &buf) == 1; i++) {
 		if (p2p_now_ms() - start > BALANCING_MS)
@@ -428,14 +430,13 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 		/* Not the half in VRAM, which would come home */
 		p2p_expect_pattern(_metadata, "CPU", buf.p + LEN / 2, AFTER, LEN / 2,
 				   LEN / 2);
-		if (i % 64 == 0) {
+		if (i % 64 == 0)
 			p2p_buf_nic_read(_metadata, self, &buf, AFTER);
-			EXPECT_EQ(0, p2p_nic_write(&self->nic, huge.handle,
-						   huge.p, page, P2P_PAGE, NULL));
-		}
 	}
 	EXPECT_EQ(0, node_of(_metadata, &buf));
 	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
+	EXPECT_EQ(0, p2p_nic_write(&self->nic, huge.handle, huge.p, page,
+				   P2P_PAGE, NULL));
 	EXPECT_EQ(peer ? PAGES / 2 : 0,
 		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
 	EXPECT_EQ(peer ? (long)huge.pages : 0,

@@ -6,6 +6,8 @@
 //! well.
 
 #![warn(unused_crate_dependencies)]
+// See host::ui.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 use std::collections::BTreeMap;
 use std::path::Path;

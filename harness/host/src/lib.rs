@@ -2,6 +2,8 @@
 //! exit status.
 
 #![warn(unused_crate_dependencies)]
+// See host::ui.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod git;
 pub mod paths;

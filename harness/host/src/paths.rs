@@ -1,17 +1,13 @@
 //! The directories of a run. Files are written only below `build/` and the cache, unless
 //! the user sets `O=`.
 
-use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-use std::{env, thread};
+use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::proc;
 use crate::status::Usage;
-use crate::ui::Ui;
 
 /// The directories of a run.
 pub struct Paths {
@@ -107,29 +103,6 @@ impl Paths {
         })
     }
 
-    /// Takes the lock of the cache, in which one clone at a time installs something. Whoever
-    /// gets it looks again: another clone may have installed it meanwhile.
-    pub fn lock_cache(&self, ui: &Ui) -> Result<File> {
-        let path = self.cache.join("lock");
-        let file = File::create(&path).with_context(|| path.display().to_string())?;
-        let mut has_said = false;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(file),
-                Err(TryLockError::Error(error)) => {
-                    return Err(error).context(path.display().to_string());
-                }
-                Err(TryLockError::WouldBlock) if proc::interrupted() => bail!("interrupted"),
-                Err(TryLockError::WouldBlock) => {}
-            }
-            if !has_said {
-                ui.say("waiting for another clone, which installs something in the cache");
-                has_said = true;
-            }
-            thread::sleep(Duration::from_millis(200));
-        }
-    }
-
     /// `build/`.
     pub fn build(&self) -> PathBuf {
         self.root.join("build")
@@ -171,10 +144,9 @@ fn real(path: &Path) -> PathBuf {
     let Some((dir, real)) = found else {
         return path.to_owned();
     };
-    match path.strip_prefix(dir) {
-        Ok(rest) if rest != Path::new("") => real.join(rest),
-        _ => real,
-    }
+    // Components, because an empty rest would leave a slash at the end.
+    let rest = path.strip_prefix(dir).unwrap_or(path);
+    real.join(rest).components().collect()
 }
 
 fn cache_dir() -> Result<PathBuf> {

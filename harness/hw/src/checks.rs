@@ -7,7 +7,7 @@ use doctor::capture::{self, POLICY};
 use doctor::gpu;
 use doctor::host::{Device, size};
 use doctor::known::{Pages, Role};
-use doctor::mlx5::{self, Reads};
+use doctor::mlx5::{self, Reads, Unreadable};
 use doctor::report::{Code, Effect, PairKind, PairReport, Report, Works};
 use doctor::rules::Verdict;
 use doctor::{Known, Picture};
@@ -63,8 +63,16 @@ pub struct Pair {
     pub nic: String,
     /// The NIC's port.
     pub port: String,
-    /// mlx5's limits for reads from peers, if not all of them work.
-    pub reads: Option<Reads>,
+    /// mlx5's limits for reads from peers, if not all of them work. An error if that is not
+    /// known.
+    pub reads: Result<Option<Reads>, Unreadable>,
+}
+
+impl Pair {
+    /// mlx5's known limits.
+    pub fn limit(&self) -> Option<&Reads> {
+        self.reads.as_ref().ok()?.as_ref()
+    }
 }
 
 fn finding(check: &str, state: State, found: impl Into<String>, next: &str) -> Finding {
@@ -429,8 +437,7 @@ fn paths(
             && is_better
             && let Some(port) = port
         {
-            // hw-test runs as root, which can read it.
-            let reads = mlx5::reads(seen, device).unwrap_or_default();
+            let reads = mlx5::reads(seen, device);
             let mut all = seen.devices.values();
             let gpu = all.find(|gpu| gpu.address.to_string() == pair.provider);
             let found = Pair {
@@ -462,7 +469,7 @@ fn path(report: &Report, pair: &PairReport) -> (State, String, String) {
     let obstacles: Vec<_> = obstacles
         .filter(|o| pair.obstacles.contains(&o.id))
         .filter(|o| match o.effect {
-            Effect::Blocks | Effect::Unknown => true,
+            Effect::Blocks | Effect::Unknown | Effect::UnknownInPlace => true,
             _ => o.code == Code::Ordering,
         })
         .collect();

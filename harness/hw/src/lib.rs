@@ -6,6 +6,8 @@
 //! loads test_hmm while the tests of that module run.
 
 #![warn(unused_crate_dependencies)]
+// See host::ui.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 use std::fs;
 use std::path::Path;
@@ -150,7 +152,7 @@ fn test(
         *measured = perftest::run(&policy, pair, &options, &logs)?;
         outcomes.extend(perftest::judge(
             measured,
-            pair.reads.as_ref().map(|reads| &*reads.why),
+            pair.limit().map(|reads| &*reads.why),
         ));
         step.done("ran");
     }

@@ -159,7 +159,7 @@ fn one(
     if listens(host, PORT) {
         bail!("somebody listens on TCP port {PORT}, which perftest uses");
     }
-    let strict = pair.reads.as_ref().is_some_and(Reads::only_strict)
+    let strict = pair.limit().is_some_and(Reads::only_strict)
         && host
             .output_of(program, &["--help"])
             .is_some_and(|help| help.contains(STRICT));

@@ -64,7 +64,7 @@ pub fn environment(pair: &Pair) -> Vec<(&'static str, String)> {
         ("P2P_VERBS_PORT", pair.port.clone()),
     ];
     // The test registers memory without relaxed ordering.
-    let is_asked = pair.reads.as_ref().is_none_or(|reads| reads.strict);
+    let is_asked = pair.reads.is_ok() && pair.limit().is_none_or(|reads| reads.strict);
     let path = match pair.verdict {
         Verdict::BusAddr if is_asked => "bus_addr",
         Verdict::ThruHostBridge if is_asked => "host_bridge",

@@ -65,7 +65,7 @@ struct Options {
     #[arg(long, global = true)]
     config: Option<PathBuf>,
     /// Jobs at a time (J=).
-    #[arg(long, global = true, allow_negative_numbers = true)]
+    #[arg(long, global = true)]
     jobs: Option<usize>,
     /// Run again what is cached: checks, jobs, mutants, steps of bisect (FORCE=1).
     #[arg(long, global = true, value_name = "1", num_args = 0..=1)]
@@ -122,13 +122,13 @@ enum Command {
         part: Part,
         /// Not those of qemu/mutants: generate some, until tests have judged so many
         /// (GENERATED=).
-        #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         generated: Option<u32>,
         /// The seed that draws the generated ones (SEED=); 1 by default.
-        #[arg(long, requires = "generated", allow_negative_numbers = true)]
+        #[arg(long, requires = "generated")]
         seed: Option<u64>,
         /// Begin with no other mutant after so many minutes (MINUTES=).
-        #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
         minutes: Option<u64>,
         /// Only print the generated ones.
         #[arg(long, requires = "generated")]
@@ -143,10 +143,10 @@ enum Command {
         #[command(flatten)]
         part: Part,
         /// Run for so many minutes, and not for a number of steps (MINUTES=).
-        #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
         minutes: Option<u64>,
         /// Repeat the random choices of this seed; each run has another by default (SEED=).
-        #[arg(long, allow_negative_numbers = true)]
+        #[arg(long)]
         seed: Option<u64>,
     },
     /// Ask a maintainer's tools about the patches, all or a topic's; ends with the

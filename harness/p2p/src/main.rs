@@ -5,6 +5,8 @@
 //! This crate has the commands ([`cli`]), which use those crates.
 
 #![warn(unused_crate_dependencies)]
+// See host::ui.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;
 

@@ -297,6 +297,30 @@ fn nobody_has_to_read_what_is_printed() {
     }
 }
 
+#[test]
+fn a_plan_that_cannot_be_read_is_an_error_in_all_results() {
+    let scene = Scene::new("exit 1");
+    let qemu = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../qemu");
+    fs::remove_file(scene.path("qemu")).unwrap();
+    fs::create_dir(scene.path("qemu")).unwrap();
+    for entry in fs::read_dir(qemu).unwrap() {
+        let entry = entry.unwrap();
+        symlink(entry.path(), scene.path("qemu").join(entry.file_name())).unwrap();
+    }
+    let plan = scene.path("qemu/tests.toml");
+    let wrong = fs::read_to_string(&plan).unwrap() + "\n[[job]]\nname = \"a\"\n";
+    fs::remove_file(&plan).unwrap();
+    fs::write(&plan, wrong + "limit = 60\ntopologies = [\"swich\"]\n").unwrap();
+    let (status, out) = scene.run(&["test"]);
+    assert_eq!(status, 2, "{out}");
+    let why = "there is no topology \"swich\"";
+    assert!(out.contains(why), "{out}");
+    let line = "aborted: 0 passed, 0 failed, 0 skipped";
+    assert!(out.trim_end().ends_with(line), "{out}");
+    let xml = scene.result("report.xml").unwrap();
+    assert!(xml.contains("swich"), "{xml}");
+}
+
 /// What was found is printed all the same, and the error names the file.
 #[test]
 fn results_that_cannot_be_written_are_printed() {

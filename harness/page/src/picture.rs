@@ -150,7 +150,7 @@ pub struct Drawn {
 }
 
 const COLUMN: i32 = 136;
-/// About the width of a letter. A text that is a little wider still fits its column.
+/// The width of a letter, on average.
 const LETTER: i32 = 6;
 /// The distance between a box's left edge and its text.
 const MARGIN: i32 = 6;

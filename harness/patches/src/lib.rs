@@ -2,6 +2,8 @@
 //! mutants, coverage, and the export to patches/.
 
 #![warn(unused_crate_dependencies)]
+// See host::ui.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod bisect;
 pub mod check;

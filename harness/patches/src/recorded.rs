@@ -25,6 +25,14 @@ use results::report::Outcome;
 /// The check's name.
 pub const NAME: &str = "recorded";
 
+/// Writes results of hours to a file. Neither an interrupted run nor a full disk loses what
+/// the runs before have found.
+pub(crate) fn replace(file: &Path, text: &str) -> Result<()> {
+    let partial = file.with_extension("json.partial");
+    fs::write(&partial, text).with_context(|| partial.display().to_string())?;
+    fs::rename(&partial, file).with_context(|| file.display().to_string())
+}
+
 /// A page, by what it is checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {

@@ -5,12 +5,12 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 
 use super::apt::Apt;
 use super::{NETWORK, failed, fresh, put_in_place};
+use crate::once::once;
 use host::paths::{Paths, digest};
 use host::ui::Ui;
 use plan::arch::Arch;
@@ -57,26 +57,18 @@ const FILES: [(&str, &str); 4] = [
     ),
 ];
 
-static UNPACK: Mutex<()> = Mutex::new(());
-
 /// The folder of the root file system. It is unpacked first if it is missing.
 pub fn get(paths: &Paths, ui: &Ui, arch: Arch) -> Result<PathBuf> {
     let home = place(paths, arch);
-    // Jobs run in parallel.
-    let _one_at_a_time = UNPACK.lock().unwrap_or_else(PoisonError::into_inner);
-    if home.is_dir() {
-        return Ok(home);
-    }
-    let _lock = paths.lock_cache(ui)?;
-    if home.is_dir() {
-        return Ok(home);
-    }
-    let name = format!("a root file system for {}", arch.debian());
-    let step = ui.step(format!("setup: {name}"));
-    unpack(&paths.cache.join("tools"), arch, &home)
-        .map_err(|error| failed(&name, &error, NETWORK))?;
-    step.done("unpacked");
-    Ok(home)
+    let there = || Ok(home.is_dir().then(|| home.clone()));
+    once(paths, ui, there, || {
+        let name = format!("a root file system for {}", arch.debian());
+        let step = ui.step(format!("setup: {name}"));
+        unpack(&paths.cache.join("tools"), arch, &home)
+            .map_err(|error| failed(&name, &error, NETWORK))?;
+        step.done("unpacked");
+        Ok(())
+    })
 }
 
 /// Its path, whether it is there or not. Other contents make another folder.

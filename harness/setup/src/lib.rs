@@ -15,9 +15,11 @@ use anyhow::{Context, Error, Result, anyhow};
 use host::paths::Paths;
 use host::proc::capture;
 use host::ui::Ui;
+use once::once;
 
 mod apt;
 pub mod guest_root;
+mod once;
 pub mod packages;
 pub mod qemu;
 pub mod rdma_core;
@@ -73,13 +75,12 @@ fn python_home(paths: &Paths, name: &str, version: &str) -> PathBuf {
 fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
     let home = bindgen_home(paths);
     let program = places(paths).bindgen;
-    if program.is_file() {
-        return Ok(program);
-    }
-    let _lock = paths.lock_cache(ui)?;
-    if program.is_file() {
-        return Ok(program);
-    }
+    let there = || Ok(program.is_file().then(|| program.clone()));
+    once(paths, ui, there, || install_bindgen(paths, ui, &home))?;
+    Ok(program)
+}
+
+fn install_bindgen(paths: &Paths, ui: &Ui, home: &Path) -> Result<()> {
     let step = ui.step(format!("setup: bindgen {BINDGEN}"));
     let partial = fresh(&home.with_file_name("bindgen-partial"))?;
     let target = paths.build().join("bindgen");
@@ -102,10 +103,10 @@ fn bindgen(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"),
     );
     installed.map_err(|error| failed(&format!("bindgen {BINDGEN}"), &error, NETWORK))?;
-    put_in_place(&partial, &home)?;
+    put_in_place(&partial, home)?;
     fs::remove_dir_all(&target)?;
     step.done("installed");
-    Ok(program)
+    Ok(())
 }
 
 fn virtme_ng(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
@@ -132,32 +133,32 @@ fn python(paths: &Paths, ui: &Ui, name: &str, version: &str, program: &str) -> R
     // complete.
     let whole = home.join("whole");
     let is_there = || whole.is_file() && bin.join(program).is_file();
-    if is_there() {
-        return Ok(bin);
-    }
-    let _lock = paths.lock_cache(ui)?;
-    if is_there() {
-        return Ok(bin);
-    }
+    let there = || Ok(is_there().then(|| bin.clone()));
+    once(paths, ui, there, || {
+        install_python(paths, ui, name, version, &home)?;
+        Ok(fs::write(&whole, "")?)
+    })
+}
+
+fn install_python(paths: &Paths, ui: &Ui, name: &str, version: &str, home: &Path) -> Result<()> {
     let step = ui.step(format!("setup: {name} {version}"));
-    fresh(&home)?;
+    fresh(home)?;
     capture(
         Command::new("/usr/bin/python3")
             .args(["-m", "venv"])
-            .arg(&home),
+            .arg(home),
     )
     .context("a Python environment could not be made: is python3-venv installed?")?;
     capture(
-        Command::new(bin.join("pip"))
+        Command::new(home.join("bin/pip"))
             .args(["install", "--quiet", "--disable-pip-version-check"])
             .arg(format!("{name}=={version}"))
             .env("PIP_CACHE_DIR", paths.cache.join("pip"))
             .env("TMPDIR", paths.build()),
     )
     .map_err(|error| failed(&format!("{name} {version}"), &error, NETWORK))?;
-    fs::write(&whole, "")?;
     step.done("installed");
-    Ok(bin)
+    Ok(())
 }
 
 const NETWORK: &str = "It comes from the network, once: is it there?";

@@ -8,12 +8,12 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
 use super::apt::Apt;
 use super::{failed, fresh, put_in_place};
+use crate::once::once;
 use host::paths::Paths;
 use host::proc::output;
 use host::ui::{Step, Ui};
@@ -26,8 +26,6 @@ const HINT: &str = "Machines whose NIC is a ConnectX need it. It comes from Debi
                     trixie-backports, once: is the network there? A QEMU of your own, 10.1 \
                     or newer, will do as well: QEMU=/path/to/it";
 
-static INSTALL: Mutex<()> = Mutex::new(());
-
 /// Returns a QEMU of this architecture that has the device: the user's (`QEMU=` or from `PATH`)
 /// or Debian's.
 pub fn with_vfio_user(
@@ -39,21 +37,15 @@ pub fn with_vfio_user(
     if let Some(program) = users(arch, chosen) {
         return Ok(program);
     }
-    // Jobs run in parallel.
-    let _one_at_a_time = INSTALL.lock().unwrap_or_else(PoisonError::into_inner);
     let tools = paths.cache.join("tools");
-    if let Some(program) = cached(&tools, arch) {
-        return Ok(program);
-    }
-    let _lock = paths.lock_cache(ui)?;
-    if let Some(program) = cached(&tools, arch) {
-        return Ok(program);
-    }
-    let step = ui.step(format!("setup: {} with {DEVICE}", arch.qemu()));
-    let version = install(&tools, arch, &step)
-        .map_err(|error| failed(&format!("a {} with {DEVICE}", arch.qemu()), &error, HINT))?;
-    step.done(format!("{version} unpacked"));
-    cached(&tools, arch).context("QEMU is not where it was unpacked")
+    let there = || Ok(cached(&tools, arch));
+    once(paths, ui, there, || {
+        let step = ui.step(format!("setup: {} with {DEVICE}", arch.qemu()));
+        let version = install(&tools, arch, &step)
+            .map_err(|error| failed(&format!("a {} with {DEVICE}", arch.qemu()), &error, HINT))?;
+        step.done(format!("{version} unpacked"));
+        Ok(())
+    })
 }
 
 /// Like [`with_vfio_user`], but installs nothing.

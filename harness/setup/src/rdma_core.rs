@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::{NETWORK, failed, fresh, put_in_place};
+use crate::once::once;
 use host::paths::Paths;
 use host::proc::capture;
 use host::ui::Ui;
@@ -31,14 +32,11 @@ pub fn tests(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
         .cache
         .join("tools")
         .join(format!("rdma-core-tests-{version}"));
-    let is_there = || home.join("tests").is_dir();
-    if is_there() {
-        return Ok(home);
-    }
-    let _lock = paths.lock_cache(ui)?;
-    if is_there() {
-        return Ok(home);
-    }
+    let there = || Ok(home.join("tests").is_dir().then(|| home.clone()));
+    once(paths, ui, there, || install(ui, &version, &home))
+}
+
+fn install(ui: &Ui, version: &str, home: &Path) -> Result<()> {
     let step = ui.step(format!("setup: the tests of rdma-core {version}"));
     let partial = fresh(&home.with_file_name("rdma-core-tests-partial"))?;
     capture(
@@ -52,9 +50,9 @@ pub fn tests(paths: &Paths, ui: &Ui) -> Result<PathBuf> {
         failed(&format!("the package {PACKAGE} {version}"), &error, &hint)
     })?;
     unpack(&partial)?;
-    put_in_place(&partial, &home)?;
+    put_in_place(&partial, home)?;
     step.done("unpacked");
-    Ok(home)
+    Ok(())
 }
 
 /// Unpacks the package in `dir` and leaves only `tests`.

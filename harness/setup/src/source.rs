@@ -10,6 +10,7 @@ use anyhow::{Context, Error, Result, bail};
 
 use super::apt::{Apt, is_newer};
 use super::failed;
+use crate::once::once;
 use host::paths::Paths;
 use host::proc::{collect, tail};
 use host::ui::Ui;
@@ -121,24 +122,23 @@ fn is_about_missing(said: &str) -> bool {
 pub fn base(paths: &Paths, ui: &Ui) -> Result<Source> {
     let dir = paths.cache.join("deb");
     fs::create_dir_all(&dir)?;
-    if let Some(base) = newest(&dir, BASE_PACKAGE)? {
+    let there = || newest(&dir, BASE_PACKAGE);
+    if let Some(base) = there()? {
         return Ok(base);
     }
-    let _lock = paths.lock_cache(ui)?;
-    if let Some(base) = newest(&dir, BASE_PACKAGE)? {
-        return Ok(base);
-    }
-    let step = ui.step(format!("setup: {BASE_PACKAGE}"));
-    step.at("reading the package lists");
-    let download = || {
-        let apt = Apt::new(&dir.join("apt"), &BASE_SUITES, Arch::default())?;
-        step.at("downloading 170 MB");
-        fetch(&apt, BASE_PACKAGE, &dir)?;
-        apt.remove()
-    };
-    download().map_err(|error| failed(BASE_PACKAGE, &error, EXPERIMENTAL))?;
-    let base = newest(&dir, BASE_PACKAGE)?.context("apt-get downloaded no package")?;
-    step.done(format!("{} downloaded", base.version));
+    let base = once(paths, ui, there, || {
+        let step = ui.step(format!("setup: {BASE_PACKAGE}"));
+        step.at("reading the package lists");
+        let download = || {
+            let apt = Apt::new(&dir.join("apt"), &BASE_SUITES, Arch::default())?;
+            step.at("downloading 170 MB");
+            fetch(&apt, BASE_PACKAGE, &dir)?;
+            apt.remove()
+        };
+        download().map_err(|error| failed(BASE_PACKAGE, &error, EXPERIMENTAL))?;
+        step.done("downloaded");
+        Ok(())
+    })?;
     if !base.version.starts_with(BASE_VERSION) {
         ui.say(format!(
             "note: the series is made for {BASE_VERSION}; Debian has replaced it, \

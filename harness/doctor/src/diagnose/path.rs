@@ -12,10 +12,10 @@ use crate::rules::{Refusal, Verdict};
 const ABOVE_4G: &str = "enable Above 4G Decoding and Resizable BAR in the firmware's set-up";
 
 /// What to do if ACS settings cannot be read.
-pub const AS_ROOT: &str = "run p2p-doctor as root, with CAP_SYS_ADMIN: without, 64 bytes of each device's \
-     configuration space can be read, and ACS is not in them";
+pub const AS_ROOT: &str = "run p2p-doctor as root, with CAP_SYS_ADMIN: without, 64 bytes of each \
+     device's configuration space can be read, and ACS is not in them";
 
-/// Checks the kernel options without which there is no path.
+/// Checks the kernel's options and parameters without which there is no path.
 pub fn options(host: &Host, n: usize, obstacles: &mut Obstacles) {
     let line = host.picture.read(capture::COMMAND_LINE).unwrap_or_default();
     let values = || {
@@ -299,7 +299,8 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
         return;
     }
     let largest = gpu.largest_bar(number);
-    if pages == Some(Pages::TopDown) && gpu.memory.or(largest).is_none() {
+    let is_nics = pair.kind == PairKind::GpuNic;
+    if is_nics && pages == Some(Pages::TopDown) && gpu.memory.or(largest).is_none() {
         let next = "look for \"Small BAR device\" in the kernel's log: if it is there, nearly no page \
                     is in the BAR";
         obstacles.add(
@@ -343,7 +344,7 @@ fn bar(known: &Known, pair: &Pair<'_>, gpu: &Device, obstacles: &mut Obstacles) 
     let effect =
         if pair.kind == PairKind::GpuGpu && is_amdgpu(pair.provider) && is_amdgpu(pair.client) {
             Effect::Blocks
-        } else if pair.kind == PairKind::GpuNic && pages == Some(Pages::TopDown) {
+        } else if is_nics && pages == Some(Pages::TopDown) {
             Effect::BlocksInPlace
         } else {
             Effect::Limits

@@ -210,6 +210,18 @@ impl Place {
     }
 }
 
+/// A kernel that GCC builds.
+fn plain<'a>(builder: &'a Builder<'a>, source: &'a Path, output: &'a Path) -> Make<'a> {
+    Make {
+        builder,
+        name: "plain",
+        source,
+        output,
+        arch: None,
+        llvm: false,
+    }
+}
+
 /// A kernel of qemu/kernels.toml.
 fn kernel(more: &str) -> Kernel {
     toml::from_str(&format!("tree = 'series'\nfragments = []\n{more}\n")).unwrap()
@@ -233,14 +245,8 @@ fn what_only_one_kernel_lacks_does_not_end_the_run() {
     assert_eq!(fs::read_to_string(log).unwrap().trim_end(), why);
 
     let error = place.build(&place.compiler("12"), None, |builder| {
-        let make = Make {
-            builder,
-            name: "plain",
-            source: &place.source(),
-            output: &place.root().join("build/plain"),
-            arch: None,
-            llvm: false,
-        };
+        let (source, output) = (place.source(), place.root().join("build/plain"));
+        let make = plain(builder, &source, &output);
         make.selftests("nothing", HOST_CC, &builder.ui.step("test"))
             .unwrap_err()
     });
@@ -258,14 +264,8 @@ fn a_configuration_that_somebody_changed_is_made_again() {
     place.build(&place.compiler("12"), None, |builder| {
         let output = place.root().join("build/plain");
         fs::create_dir_all(&output).unwrap();
-        let make = Make {
-            builder,
-            name: "plain",
-            source: &place.source(),
-            output: &output,
-            arch: None,
-            llvm: false,
-        };
+        let source = place.source();
+        let make = plain(builder, &source, &output);
         let text = "CONFIG_ODD=y\n";
         let wanted = [("CONFIG_ODD".to_owned(), "y".to_owned())].into();
         let step = builder.ui.step("test");
@@ -359,14 +359,8 @@ fn a_kernel_is_built_anew_when_something_has_changed() {
     let compiler = |version| place.compiler(version);
     let inputs = |cc: &str, config: &str, more: &str| {
         place.build(cc, None, |builder| {
-            let make = Make {
-                builder,
-                name: "plain",
-                source: &source,
-                output: &root.join("build/plain"),
-                arch: None,
-                llvm: false,
-            };
+            let output = root.join("build/plain");
+            let make = plain(builder, &source, &output);
             make.inputs(config, &kernel(more)).unwrap()
         })
     };

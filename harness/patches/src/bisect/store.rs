@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{StepResult, table};
+use crate::recorded;
 use host::paths::Paths;
 
 /// The name of a results file in build/results and in results/.
@@ -90,11 +91,7 @@ impl StepResults {
             .sort_by_key(|row| (row.configuration.clone(), row.number));
         fs::create_dir_all(&self.dir)?;
         let json = serde_json::to_string_pretty(&self)?;
-        // A full disk must not take what there is.
-        let to = self.dir.join(file(&self.scope, "json"));
-        let partial = to.with_extension("json.partial");
-        fs::write(&partial, json).with_context(|| partial.display().to_string())?;
-        fs::rename(&partial, &to).with_context(|| to.display().to_string())?;
+        recorded::replace(&self.dir.join(file(&self.scope, "json")), &json)?;
         let page = table::page(&self.all, &self.recorded);
         fs::write(self.dir.join(file(&self.scope, "md")), page)?;
         Ok(())

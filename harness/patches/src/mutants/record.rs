@@ -9,6 +9,7 @@ use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
 use super::file::Mutant;
+use crate::recorded;
 
 /// The result of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -273,9 +274,6 @@ impl Record {
 fn write(dir: &Path, files: &str, data: &impl Serialize, text: &str) -> Result<()> {
     fs::create_dir_all(dir)?;
     let json = serde_json::to_string_pretty(data)?;
-    // An interrupted run must not lose what the runs before have found.
-    let partial = dir.join(format!("{files}.json.partial"));
-    fs::write(&partial, json)?;
-    fs::rename(partial, dir.join(format!("{files}.json")))?;
+    recorded::replace(&dir.join(format!("{files}.json")), &json)?;
     Ok(fs::write(dir.join(format!("{files}.md")), text)?)
 }

@@ -46,7 +46,7 @@ pub struct Options {
     retries: Option<u32>,
     /// After so many minutes start nothing more and end builds; what is left is skipped
     /// (MINUTES=).
-    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     minutes: Option<u32>,
     /// Print the results as KTAP, too (KTAP=1).
     #[arg(long, value_name = "1", num_args = 0..=1, require_equals = true)]

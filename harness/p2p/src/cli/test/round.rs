@@ -159,6 +159,16 @@ impl<'a> Round<'a> {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
+    /// Whether a test can begin. Notes it if there is no time.
+    fn may_start(&self, name: &str) -> bool {
+        let is_over = self.is_over();
+        if !is_over && self.is_late() {
+            self.no_time(name);
+            return false;
+        }
+        !is_over
+    }
+
     fn no_time(&self, name: &str) {
         self.report().leave_out(name, NO_TIME);
     }
@@ -172,11 +182,7 @@ impl<'a> Round<'a> {
         let looks = selfcheck::NAMES.iter().chain(&check::QUICK).copied();
         let looks = looks.filter(|name| self.picked.contains(*name)).collect();
         run_all(looks, self.run.jobs(), |name| {
-            if self.is_over() {
-                return Ok(());
-            }
-            if self.is_late() {
-                self.no_time(name);
+            if !self.may_start(name) {
                 return Ok(());
             }
             let start = Instant::now();
@@ -254,11 +260,7 @@ impl<'a> Round<'a> {
 
     /// Runs a job, or takes its results from the cache.
     fn run(&self, booter: &Booter<'_>, job: &Job<'_>) -> Result<()> {
-        if self.is_over() {
-            return Ok(());
-        }
-        if self.is_late() {
-            self.no_time(&job.name);
+        if !self.may_start(&job.name) {
             return Ok(());
         }
         let start = Instant::now();
