@@ -1,6 +1,7 @@
 //! Selftests from a fake tree.
 
 use super::*;
+use crate::checks::Pair;
 
 impl Fixture {
     /// Runs with a kernel tree whose selftests print `cases`.
@@ -135,6 +136,20 @@ fn the_devices_and_the_path_are_named() {
         // The other tests look for test devices.
         assert!(report.contains("| one_test: test 1 | passed |"), "{report}");
     }
+}
+
+/// A container's root may lack the capability that reading ACS takes.
+#[test]
+fn no_path_is_expected_if_mlx5s_limits_are_not_known() {
+    let mut pair = Fixture::whole().survey().pair.unwrap();
+    let expects = |pair: &Pair| {
+        let told = crate::selftests::environment(pair);
+        told.iter().any(|(name, _)| *name == "P2PTEST_EXPECT")
+    };
+    assert!(expects(&pair));
+    let port = doctor::host::Address::parse(NIC_PORT).unwrap();
+    pair.reads = Err(doctor::mlx5::Unreadable(port));
+    assert!(!expects(&pair));
 }
 
 /// perftest with OpenCL is rare, and the comparison of contents does not need it.
