@@ -211,6 +211,30 @@ fn what_tells_who_owns_a_host_is_not_kept() {
     }
 }
 
+/// The other files may be of a build that was not booted.
+#[test]
+fn the_running_kernels_own_configuration_counts() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |path: &str| root.path().join(path);
+    for dir in ["proc/sys/kernel", "boot"] {
+        fs::create_dir_all(at(dir)).unwrap();
+    }
+    fs::write(at("proc/sys/kernel/osrelease"), "7.3.0\n").unwrap();
+    fs::write(at("boot/config-7.3.0"), "CONFIG_PCI_P2PDMA=y\n").unwrap();
+    let has = || {
+        let picture = capture::take(root.path(), &Known::read().unwrap());
+        doctor::Host::new(picture).option("CONFIG_PCI_P2PDMA")
+    };
+    assert_eq!(has(), Some(true));
+    let file = fs::File::create(at("proc/config.gz")).unwrap();
+    let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+    packed
+        .write_all(b"# CONFIG_PCI_P2PDMA is not set\n")
+        .unwrap();
+    packed.finish().unwrap();
+    assert_eq!(has(), Some(false));
+}
+
 #[test]
 fn a_dump_obeys_no_terminal_and_is_whole() {
     let dump = common::picture("switch").dump().unwrap();

@@ -213,11 +213,34 @@ mod tests {
     #[test]
     fn places_that_the_guest_does_not_see_are_bad_usage() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let output = Path::new("/var/tmp/p2p-output");
-        let error = Paths::new(&root, None, Some(output)).err().unwrap();
-        assert!(error.downcast_ref::<Usage>().is_some());
-        assert!(error.to_string().contains("/var/tmp"), "{error}");
-        assert!(!output.exists());
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/var/tmp", &link).unwrap();
+        for (place, hidden) in [
+            (Path::new("/var/tmp"), "/var/tmp"),
+            (Path::new("/dev/shm"), "/dev"),
+            (&link, "/var/tmp"),
+        ] {
+            let output = place.join("p2p-output");
+            let error = Paths::new(&root, None, Some(&output)).err().unwrap();
+            assert!(error.downcast_ref::<Usage>().is_some());
+            assert!(
+                error.to_string().contains(&format!("a {hidden} of")),
+                "{error}"
+            );
+            assert!(!output.exists());
+        }
+    }
+
+    #[test]
+    fn a_path_that_does_not_exist_has_no_links_either() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        let link = root.join("link");
+        std::os::unix::fs::symlink(&root, &link).unwrap();
+        assert_eq!(real(&link.join("a/b")), root.join("a/b"));
+        // As a string, too, because programs get it.
+        assert_eq!(real(&link).as_os_str(), root.as_os_str());
     }
 
     #[test]

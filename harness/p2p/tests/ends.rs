@@ -74,6 +74,10 @@ impl Scene {
 
     /// Runs p2p and sends it Ctrl-C while packages are installed. Returns its exit status.
     fn interrupted(&self, arguments: &[&str]) -> Option<i32> {
+        self.signalled("INT", arguments)
+    }
+
+    fn signalled(&self, signal: &str, arguments: &[&str]) -> Option<i32> {
         let mut command = self.command(arguments);
         command.process_group(0).stdout(Stdio::null());
         let mut child = command.spawn().unwrap();
@@ -82,7 +86,7 @@ impl Scene {
             assert!(start.elapsed() < Duration::from_secs(30));
             sleep(Duration::from_millis(10));
         }
-        let kill = format!("kill -s INT -- -{}", child.id());
+        let kill = format!("kill -s {signal} -- -{}", child.id());
         let mut shell = Command::new("sh");
         assert!(shell.args(["-c", &kill]).status().unwrap().success());
         child.wait().unwrap().code()
@@ -154,6 +158,16 @@ fn ctrl_c_does_not_lose_what_check_and_soak_found() {
         let json = scene.result(&format!("{command}/report.json")).unwrap();
         assert!(json.contains("\"aborted\": \"interrupted\""), "{json}");
         assert!(!json.contains("old"), "{json}");
+    }
+}
+
+/// Ctrl-\, a closed terminal, and `kill`: nothing that was started goes on.
+#[test]
+fn other_signals_are_like_ctrl_c() {
+    for signal in ["QUIT", "HUP", "TERM"] {
+        let scene = Scene::new("sleep 60");
+        let status = scene.signalled(signal, &["test", "--only", "style"]);
+        assert_eq!(status, Some(130), "{signal}");
     }
 }
 

@@ -648,6 +648,14 @@ mod tests {
             names(&[("z", "order = 2"), ("y", "order = 1")]),
             ["y", "z", "a", "b"]
         );
+        let file = qemu.join("topologies/z.toml");
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, text.replace("plain", "plian")).unwrap();
+        let error = Topologies::read(dir.path()).err().unwrap().to_string();
+        assert!(
+            error.ends_with("z.toml: there is no kernel \"plian\""),
+            "{error}"
+        );
     }
 
     #[test]
@@ -797,6 +805,7 @@ mod tests {
         assert!(check(text(5, 4, "bus_addr")).is_err());
         assert!(check(text(0, 8, "bus_addr")).is_err());
         assert!(check(text(8, 0, "host")).is_err());
+        assert!(check(text(4, 4, "bus-addr")).is_err());
     }
 
     #[test]

@@ -152,13 +152,7 @@ impl Run<'_> {
             Ok(why.is_none())
         };
         let run = |job| run(job, &booter);
-        let left = run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
-        let mut report = lock();
-        for job in left {
-            for kernel in job.needs() {
-                without(kernel, &[job], self.paths, &mut report.outcomes);
-            }
-        }
+        run_as_built(jobs, |job| job.needs(), &names, self.jobs(), build, run)?;
         Ok(())
     }
 
