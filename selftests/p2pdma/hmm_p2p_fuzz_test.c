@@ -131,6 +131,8 @@ FIXTURE_SETUP(p2p_fuzz)
 	pid_t pid;
 	int dev;
 
+	if (!p2p_start(_metadata))
+		return;
 	for (dev = 0; dev < DEVICES; dev++) {
 		self->fd[dev] = p2p_dev_open(driver[dev], 0);
 		if (self->fd[dev] == -ENOENT)
@@ -151,8 +153,11 @@ FIXTURE_SETUP(p2p_fuzz)
 	if (!pid)
 		victim(_metadata, self);
 	self->victim = pid;
-	while (!load(self->shared->ready))
+	while (!load(self->shared->ready)) {
+		ASSERT_EQ(0, waitpid(pid, NULL, WNOHANG))
+			TH_LOG("the victim has ended");
 		p2p_sleep_ms(1);
+	}
 }
 
 FIXTURE_TEARDOWN_PARENT(p2p_fuzz)

@@ -69,7 +69,6 @@ TEST_F_TIMEOUT(p2p, killed, TIMEOUT_S)
 	int to_parent[2];
 	struct p2p_buf buf;
 	pid_t pid;
-	char c;
 
 	ASSERT_EQ(0, pipe(to_parent));
 	pid = p2p_fork_child(_metadata);
@@ -77,7 +76,7 @@ TEST_F_TIMEOUT(p2p, killed, TIMEOUT_S)
 		victim(_metadata, self, to_parent[1], true);
 		_exit(0);
 	}
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	p2p_hear(_metadata, to_parent);
 	p2p_sleep_ms(MIDDLE_MS);
 	if (p2p_peer_path(self->path))
 		EXPECT_LE(LONG_PAGES,
@@ -98,7 +97,6 @@ TEST_F_TIMEOUT(p2p, exit, TIMEOUT_S)
 {
 	int to_parent[2];
 	pid_t pid;
-	char c;
 
 	ASSERT_EQ(0, pipe(to_parent));
 	pid = p2p_fork_child(_metadata);
@@ -106,7 +104,7 @@ TEST_F_TIMEOUT(p2p, exit, TIMEOUT_S)
 		victim(_metadata, self, to_parent[1], false);
 		_exit(0);
 	}
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	p2p_hear(_metadata, to_parent);
 	p2p_wait_child(_metadata, pid);
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
 }
@@ -296,7 +294,7 @@ TEST_F_TIMEOUT(p2p_unbind, gpu, TIMEOUT_S)
 		p2p_buf_cpu_read(_metadata, &buf, OTHER);
 		_exit(0);
 	}
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	p2p_hear(_metadata, to_parent);
 
 	p2p_buf_init(_metadata, p2p, &buf, LONG_PAGES, BEFORE);
 	p2p_buf_to_vram(_metadata, p2p, &buf);

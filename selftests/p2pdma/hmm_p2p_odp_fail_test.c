@@ -31,8 +31,13 @@ FIXTURE_SETUP(odp_fail)
 	if (!p2p_maps_can_fail())
 		SKIP(return, "the kernel has no CONFIG_FAIL_HMM_DMA_MAP");
 	odp_setup(_metadata, &self->rdma, NULL);
-	if (!self->rdma.peer)
+	if (self->rdma.fd < 0)
+		return;
+	if (!self->rdma.peer) {
+		/* There is no teardown for what is skipped */
+		odp_teardown(_metadata, &self->rdma, NULL);
 		SKIP(return, "no path to the GPU");
+	}
 }
 
 FIXTURE_TEARDOWN_PARENT(odp_fail)

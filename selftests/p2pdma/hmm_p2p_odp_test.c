@@ -339,54 +339,33 @@ TEST_F_TIMEOUT(odp, huge, TIMEOUT_S)
 #define NR_HUGEPAGES	"/proc/sys/vm/nr_hugepages"
 #define HUGE_PAGES	2L
 
-static long hugepages(void)
-{
-	FILE *f = fopen(NR_HUGEPAGES, "re");
-	long nr;
-
-	if (!f)
-		return -errno;
-	if (fscanf(f, "%ld", &nr) != 1)
-		nr = -EBADMSG;
-	fclose(f);
-	return nr;
-}
-
-static int hugepages_set(long nr)
-{
-	FILE *f = fopen(NR_HUGEPAGES, "we");
-
-	if (!f)
-		return -errno;
-	fprintf(f, "%ld", nr);
-	return fclose(f) ? -errno : 0;
-}
-
 FIXTURE(odp_hugetlb)
 {
 	RDMA_SELF rdma;
-	long before;	/* huge pages that are reserved without the test */
 };
 
 FIXTURE_SETUP(odp_hugetlb)
 {
+	long before = p2p_number_in(NR_HUGEPAGES, "");
+	char wanted[24];
+
+	self->rdma.fd = -1;
+	if (before < 0)
+		SKIP(return, "no " NR_HUGEPAGES);
 	odp_setup(_metadata, &self->rdma, NULL);
 	if (self->rdma.fd < 0)
 		return;
-	self->before = hugepages();
-	if (self->before < 0)
-		SKIP(return, "no " NR_HUGEPAGES);
-	ASSERT_EQ(0, hugepages_set(self->before + HUGE_PAGES));
-	if (hugepages() < self->before + HUGE_PAGES) {
+	snprintf(wanted, sizeof(wanted), "%ld", before + HUGE_PAGES);
+	ASSERT_EQ(0, p2p_change(NR_HUGEPAGES, wanted));
+	if (p2p_number_in(NR_HUGEPAGES, "") < before + HUGE_PAGES) {
 		/* There is no teardown for what is skipped */
-		EXPECT_EQ(0, hugepages_set(self->before));
+		odp_teardown(_metadata, &self->rdma, NULL);
 		SKIP(return, "no huge pages can be reserved");
 	}
 }
 
 FIXTURE_TEARDOWN_PARENT(odp_hugetlb)
 {
-	EXPECT_EQ(0, hugepages_set(self->before));
 	odp_teardown(_metadata, &self->rdma, NULL);
 }
 

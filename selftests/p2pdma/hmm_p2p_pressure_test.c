@@ -37,18 +37,6 @@
 #define MADV_PAGEOUT	21
 #endif
 
-static int put(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC), ret = 0;
-
-	if (fd < 0)
-		return -errno;
-	if (write(fd, text, strlen(text)) < 0)
-		ret = -errno;
-	close(fd);
-	return ret;
-}
-
 /* Half in VRAM, and the NIC has written all of it */
 static void half_init(struct __test_metadata *_metadata, P2P_SELF *self,
 		      struct p2p_buf *buf)
@@ -71,10 +59,17 @@ static void half_end(struct __test_metadata *_metadata, P2P_SELF *self,
 	p2p_buf_free(_metadata, self, buf);
 }
 
-/* Swap that the first who needs it makes of compressed memory */
-static bool has_swap(void)
+FIXTURE(p2p_swap)
 {
-	static const char path[] = "/dev/zram0", magic[] = "SWAPSPACE2";
+	P2P_SELF p2p;
+	bool swaps;	/* to memory of its own, which is compressed */
+};
+
+#define ZRAM	"/dev/zram0"
+
+static bool make_swap(void)
+{
+	static const char magic[] = "SWAPSPACE2";
 	union {
 		char bytes[P2P_PAGE];
 		struct {
@@ -84,11 +79,9 @@ static bool has_swap(void)
 	} header = { .version = 1, .last_page = 4095 };
 	int fd;
 
-	if (p2p_number_in("/proc/meminfo", "SwapTotal:") > 0)
-		return true;
-	if (put("/sys/block/zram0/disksize", "16M"))
+	if (p2p_write("/sys/block/zram0/disksize", "16M"))
 		return false;
-	fd = open(path, O_WRONLY | O_CLOEXEC);
+	fd = open(ZRAM, O_WRONLY | O_CLOEXEC);
 	if (fd < 0)
 		return false;
 	memcpy(header.bytes + P2P_PAGE - strlen(magic), magic, strlen(magic));
@@ -97,47 +90,69 @@ static bool has_swap(void)
 		return false;
 	}
 	close(fd);
-	return !swapon(path, 0);
+	return !swapon(ZRAM, 0);
 }
 
-TEST_F_TIMEOUT(p2p, swap, TIMEOUT_S)
+FIXTURE_SETUP(p2p_swap)
 {
+	p2p_setup(_metadata, &self->p2p, NULL);
+}
+
+FIXTURE_TEARDOWN_PARENT(p2p_swap)
+{
+	if (self->swaps) {
+		EXPECT_EQ(0, swapoff(ZRAM));
+		EXPECT_EQ(0, p2p_write("/sys/block/zram0/reset", "1"));
+	}
+	p2p_teardown(_metadata, &self->p2p, NULL);
+}
+
+TEST_F_TIMEOUT(p2p_swap, pages, TIMEOUT_S)
+{
+	P2P_SELF *p2p = &self->p2p;
 	struct p2p_buf buf;
 
-	if (!has_swap())
-		SKIP(return, "no swap, and no zram");
-	half_init(_metadata, self, &buf);
+	P2P_DISRUPTIVE();
+	if (p2p_number_in("/proc/meminfo", "SwapTotal:") <= 0) {
+		if (!make_swap())
+			SKIP(return, "no swap, and no zram");
+		self->swaps = true;
+	}
+	half_init(_metadata, p2p, &buf);
 	/* A mapping of the NIC is no reason to keep a page */
 	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
 	EXPECT_LT(0, p2p_number_in("/proc/self/status", "VmSwap:"));
-	EXPECT_EQ(p2p_peer_path(self->path) ? PAGES / 2 : 0,
-		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
-	half_end(_metadata, self, &buf);
+	EXPECT_EQ(p2p_peer_path(p2p->path) ? PAGES / 2 : 0,
+		  p2p_gpu_resident(&p2p->gpu, buf.p, buf.len));
+	half_end(_metadata, p2p, &buf);
 
 	/* From swap to VRAM, and from VRAM to swap */
-	half_init(_metadata, self, &buf);
+	half_init(_metadata, p2p, &buf);
 	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
-	ASSERT_LE(0, p2p_gpu_to_vram(&self->gpu, buf.p, buf.len));
-	ASSERT_LE(0, p2p_gpu_to_host(&self->gpu, buf.p, buf.len));
+	ASSERT_LE(0, p2p_gpu_to_vram(&p2p->gpu, buf.p, buf.len));
+	ASSERT_LE(0, p2p_gpu_to_host(&p2p->gpu, buf.p, buf.len));
 	ASSERT_EQ(0, madvise(buf.p, buf.len, MADV_PAGEOUT));
-	half_end(_metadata, self, &buf);
+	half_end(_metadata, p2p, &buf);
 }
 
-#define CGROUPS	"/tmp/p2p-cgroup"
-#define CGROUP	CGROUPS "/p2p"
+/* Only this process and its children see what is mounted there */
+#define CGROUPS	"/tmp"
+#define CGROUP	CGROUPS "/p2p-test"
 
-/* Enter a group with at most @max; false if there are none */
+/* A group with at most @max; false if there are none */
 static bool limit(const char *max)
 {
-	mkdir(CGROUPS, 0700);
-	if (access(CGROUPS "/cgroup.procs", F_OK) &&
+	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
 	    mount("cgroup2", CGROUPS, "cgroup2", 0, NULL))
 		return false;
-	if (put(CGROUPS "/cgroup.subtree_control", "+memory"))
+	if (p2p_write(CGROUPS "/cgroup.subtree_control", "+memory"))
 		return false;
-	mkdir(CGROUP, 0700);
-	put(CGROUP "/memory.swap.max", "0");
-	return !put(CGROUP "/memory.max", max) && !put(CGROUP "/cgroup.procs", "0");
+	/* Left behind by one that was killed */
+	rmdir(CGROUP);
+	if (mkdir(CGROUP, 0700))
+		return false;
+	p2p_write(CGROUP "/memory.swap.max", "0");
+	return !p2p_write(CGROUP "/memory.max", max);
 }
 
 /*
@@ -176,33 +191,33 @@ TEST_F_TIMEOUT(p2p, limit, TIMEOUT_S)
 	int to_parent[2], status;
 	size_t i;
 	pid_t pid;
-	char c;
 
-	ASSERT_EQ(0, pipe(to_parent));
+	P2P_DISRUPTIVE();
+	if (!limit("24M"))
+		SKIP(return, "no memory controller");
 	for (i = 0; i < ARRAY_SIZE(lens); i++) {
+		ASSERT_EQ(0, pipe(to_parent));
 		pid = p2p_fork_child(_metadata);
 		if (!pid) {
-			if (!limit("24M"))
-				_exit(KSFT_SKIP);
+			ASSERT_EQ(0, p2p_write(CGROUP "/cgroup.procs", "0"));
 			limited(_metadata, self, lens[i], to_parent[1]);
 		}
 		ASSERT_EQ(pid, waitpid(pid, &status, 0));
-		if (WIFEXITED(status) && WEXITSTATUS(status) == KSFT_SKIP)
-			SKIP(return, "no memory controller");
-		ASSERT_EQ(1, read(to_parent[0], &c, 1));
+		p2p_hear(_metadata, to_parent);
 		EXPECT_EQ(i ? SIGKILL : 0, status);
 		EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
 	}
 	EXPECT_LT(0, p2p_number_in(CGROUP "/memory.events", "oom_kill "));
+	EXPECT_EQ(0, rmdir(CGROUP));
 }
 
 #define KSM	"/sys/kernel/mm/ksm/"
 
 static void ksm(struct __test_metadata *_metadata, const char *run)
 {
-	ASSERT_EQ(0, put(KSM "sleep_millisecs", "1"));
-	ASSERT_EQ(0, put(KSM "pages_to_scan", "1000"));
-	ASSERT_EQ(0, put(KSM "run", run));
+	ASSERT_EQ(0, p2p_change(KSM "sleep_millisecs", "1"));
+	ASSERT_EQ(0, p2p_change(KSM "pages_to_scan", "1000"));
+	ASSERT_EQ(0, p2p_change(KSM "run", run));
 }
 
 /* Equal pages become one, which the NIC may read. A write makes it two. */
@@ -212,6 +227,7 @@ TEST_F_TIMEOUT(p2p, merge, TIMEOUT_S)
 	size_t pos;
 	int i;
 
+	P2P_DISRUPTIVE();
 	if (access(KSM "run", W_OK))
 		SKIP(return, "no KSM");
 	p2p_buf_init(_metadata, self, &buf, PAGES, BEFORE);
@@ -286,7 +302,7 @@ TEST_F_TIMEOUT(p2p, compact, TIMEOUT_S)
 	struct p2p_buf buf;
 
 	half_init(_metadata, self, &buf);
-	ASSERT_EQ(0, put("/proc/sys/vm/compact_memory", "1"));
+	ASSERT_EQ(0, p2p_write("/proc/sys/vm/compact_memory", "1"));
 	half_end(_metadata, self, &buf);
 }
 
@@ -376,6 +392,7 @@ TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
 	long vram;
 	FILE *f;
 
+	P2P_DISRUPTIVE();
 	half_init(_metadata, self, &buf);
 	vram = p2p_gpu_resident(&self->gpu, buf.p, buf.len);
 	block_of(_metadata, buf.p + LEN - P2P_PAGE, before);
@@ -385,12 +402,13 @@ TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
 		SKIP(return, "no movable memory: boot with movablecore=");
 	fclose(f);
 	snprintf(path, sizeof(path), "%sstate", before);
-	ASSERT_EQ(0, put(path, "offline"));
+	ASSERT_EQ(0, p2p_put_back_by(path, "online_movable"));
+	ASSERT_EQ(0, p2p_write(path, "offline"));
 	block_of(_metadata, buf.p + LEN - P2P_PAGE, after);
 	EXPECT_NE(0, strcmp(before, after));
 	EXPECT_EQ(vram, p2p_gpu_resident(&self->gpu, buf.p, buf.len));
 	p2p_buf_nic_read(_metadata, self, &buf, AFTER);
-	EXPECT_EQ(0, put(path, "online_movable"));
+	EXPECT_EQ(0, p2p_write(path, "online_movable"));
 	half_end(_metadata, self, &buf);
 }
 
@@ -405,7 +423,6 @@ TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
 TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 {
 	const bool peer = p2p_peer_path(self->path);
-	long was = p2p_number_in(BALANCING, "");
 	unsigned char page[P2P_PAGE];
 	struct p2p_buf buf, huge;
 	unsigned int i;
@@ -413,9 +430,10 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 
 	if (access(NODE1, F_OK))
 		SKIP(return, "one NUMA node");
+	P2P_DISRUPTIVE();
 	if (!p2p_buf_init_huge(_metadata, self, &huge, BEFORE))
 		return;
-	if (put(BALANCING, "1"))
+	if (p2p_change(BALANCING, "1"))
 		SKIP(return, "no NUMA balancing");
 	half_init(_metadata, self, &buf);
 	ASSERT_EQ(1, to_node(_metadata, &buf, 1));
@@ -441,7 +459,7 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 		  p2p_gpu_resident(&self->gpu, buf.p, buf.len));
 	EXPECT_EQ(peer ? (long)huge.pages : 0,
 		  p2p_gpu_resident(&self->gpu, huge.p, huge.len));
-	EXPECT_EQ(0, put(BALANCING, was ? "1" : "0"));
+	EXPECT_EQ(0, p2p_change(BALANCING, "0"));
 	half_end(_metadata, self, &buf);
 	p2p_buf_cpu_read(_metadata, &huge, BEFORE);
 	p2p_buf_free(_metadata, self, &huge);
@@ -655,7 +673,7 @@ TEST_F_TIMEOUT(p2p, userfault_unanswered, TIMEOUT_S)
 	if (p2p_pci_translated(name)) {
 		snprintf(type, sizeof(type),
 			 "/sys/bus/pci/devices/%s/iommu_group/type", name);
-		EXPECT_EQ(-EPERM, put(type, "identity"));
+		EXPECT_EQ(-EPERM, p2p_write(type, "identity"));
 	}
 	p2p_kill_child(_metadata, pid);
 	p2p_wait_child(_metadata, unbind);
@@ -698,7 +716,7 @@ TEST_F_TIMEOUT(p2p, other_process, TIMEOUT_S)
 		half_end(_metadata, &own, &buf);
 		_exit(0);
 	}
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	p2p_hear(_metadata, to_parent);
 	remote.iov_base = theirs->p;
 	n = process_vm_readv(pid, &local, 1, &remote, 1, 0);
 	if (n < 0)
@@ -713,7 +731,7 @@ TEST_F_TIMEOUT(p2p, other_process, TIMEOUT_S)
 	p2p_fill(data, OTHER, 0, LEN);
 	ASSERT_EQ((ssize_t)LEN, pwrite(fd, data, LEN, (uintptr_t)theirs->p));
 	ASSERT_EQ(1, write(to_child[1], "", 1));
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	p2p_hear(_metadata, to_parent);
 	memset(data, 0, LEN);
 	ASSERT_EQ((ssize_t)LEN, pread(fd, data, LEN, (uintptr_t)theirs->p));
 	p2p_expect_pattern(_metadata, "/proc/pid/mem", data, OTHER, 0, LEN);
@@ -791,7 +809,7 @@ TEST_F_TIMEOUT(p2p, tracer, TIMEOUT_S)
 		half_end(_metadata, &own, &buf);
 		_exit(0);
 	}
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	p2p_hear(_metadata, to_parent);
 	ASSERT_EQ(0, ptrace(PTRACE_SEIZE, pid, NULL, NULL));
 	ASSERT_EQ(0, ptrace(PTRACE_INTERRUPT, pid, NULL, NULL));
 	ASSERT_EQ(pid, waitpid(pid, &status, __WALL));
@@ -831,10 +849,10 @@ static void *cpu_run(void *arg)
 	struct beside *b = arg;
 
 	while (goes_on(b)) {
-		b->ret = put(CPU1, "0");
+		b->ret = p2p_write(CPU1, "0");
 		p2p_sleep_ms(100);
 		/* Whatever has happened */
-		if (put(CPU1, "1"))
+		if (p2p_write(CPU1, "1"))
 			b->ret = -EIO;
 		p2p_sleep_ms(100);
 		/* Something else may forbid it for a moment */
@@ -863,43 +881,24 @@ static void *move_run(void *arg)
 	return NULL;
 }
 
-FIXTURE(p2p_cpu)
-{
-	P2P_SELF p2p;
-	bool changed;
-};
-
-FIXTURE_SETUP(p2p_cpu)
-{
-	p2p_setup(_metadata, &self->p2p, NULL);
-}
-
-FIXTURE_TEARDOWN_PARENT(p2p_cpu)
-{
-	/* Also if the test did not get that far */
-	if (self->changed)
-		put(CPU1, "1");
-	p2p_teardown(_metadata, &self->p2p, NULL);
-}
-
 /* A CPU goes offline and comes back, while pages move and the NIC transfers */
-TEST_F_TIMEOUT(p2p_cpu, offline, TIMEOUT_S)
+TEST_F_TIMEOUT(p2p, cpu_offline, TIMEOUT_S)
 {
-	P2P_SELF *p2p = &self->p2p;
-	struct beside cpu = { }, move = { .self = p2p };
+	struct beside cpu = { }, move = { .self = self };
 	struct p2p_buf buf;
 	unsigned int i;
 
+	P2P_DISRUPTIVE();
 	if (access(CPU1, W_OK))
 		SKIP(return, "no CPU that can go offline: no " CPU1);
-	self->changed = true;
-	p2p_buf_init(_metadata, p2p, &buf, PAGES, BEFORE);
+	ASSERT_EQ(0, p2p_put_back_by(CPU1, "1"));
+	p2p_buf_init(_metadata, self, &buf, PAGES, BEFORE);
 	move.buf = &buf;
 	ASSERT_EQ(0, pthread_create(&move.thread, NULL, move_run, &move));
 	ASSERT_EQ(0, pthread_create(&cpu.thread, NULL, cpu_run, &cpu));
 	for (i = 0; i < CPU_ROUNDS; i++) {
-		p2p_buf_nic_write(_metadata, p2p, &buf, AFTER + i);
-		p2p_buf_nic_read(_metadata, p2p, &buf, AFTER + i);
+		p2p_buf_nic_write(_metadata, self, &buf, AFTER + i);
+		p2p_buf_nic_read(_metadata, self, &buf, AFTER + i);
 		if (i & 1)
 			p2p_buf_cpu_read(_metadata, &buf, AFTER + i);
 	}
@@ -915,8 +914,8 @@ TEST_F_TIMEOUT(p2p_cpu, offline, TIMEOUT_S)
 	EXPECT_LT(0U, move.done);
 	EXPECT_EQ(1, p2p_number_in(CPU1, ""))
 		TH_LOG("CPU 1 has not come back");
-	p2p_buf_nic_write(_metadata, p2p, &buf, AFTER);
-	half_end(_metadata, p2p, &buf);
+	p2p_buf_nic_write(_metadata, self, &buf, AFTER);
+	half_end(_metadata, self, &buf);
 }
 
 /* Pages that are given to a pipe are pages of host memory */
@@ -940,22 +939,23 @@ TEST_F_TIMEOUT(p2p, vmsplice, TIMEOUT_S)
 	half_end(_metadata, self, &buf);
 }
 
-#define CORE	"/tmp/p2p-core"
+#define CORE	"/tmp/p2p-core."
 
 /* The core dump of a process has what it had in VRAM */
 TEST_F_TIMEOUT(p2p, core_dump, TIMEOUT_S)
 {
 	struct rlimit unlimited = { RLIM_INFINITY, RLIM_INFINITY };
 	unsigned char *core, first[64];
+	char path[sizeof(CORE) + 16];
 	struct p2p_buf buf;
 	int fd, status;
 	struct stat st;
 	pid_t pid;
 	off_t pos;
 
-	if (put("/proc/sys/kernel/core_pattern", CORE))
+	P2P_DISRUPTIVE();
+	if (p2p_change("/proc/sys/kernel/core_pattern", CORE "%p"))
 		SKIP(return, "no core dumps");
-	unlink(CORE);
 	pid = p2p_fork_child(_metadata);
 	if (!pid) {
 		P2P_SELF own = *self;
@@ -970,8 +970,10 @@ TEST_F_TIMEOUT(p2p, core_dump, TIMEOUT_S)
 	ASSERT_EQ(pid, waitpid(pid, &status, 0));
 	ASSERT_TRUE(WIFSIGNALED(status) && WCOREDUMP(status));
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
-	fd = open(CORE, O_RDONLY | O_CLOEXEC);
+	snprintf(path, sizeof(path), CORE "%d", pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
 	ASSERT_LE(0, fd);
+	unlink(path);
 	ASSERT_EQ(0, fstat(fd, &st));
 	core = mmap(NULL, st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
 	ASSERT_NE(MAP_FAILED, (void *)core);
@@ -984,7 +986,6 @@ TEST_F_TIMEOUT(p2p, core_dump, TIMEOUT_S)
 		TH_LOG("the pages are not in the core dump");
 	munmap(core, st.st_size);
 	close(fd);
-	unlink(CORE);
 }
 
 /* A file of a device that comes by a socket: regions do not come with it */

@@ -6,7 +6,7 @@
  * memory is. Pages in a GPU have to be reached there if there is a path, and
  * have to come home if there is none. The data must be right in all cases.
  *
- * This is the first of six programs that share p2p_fixture.h:
+ * This is the first of the programs that share p2p_fixture.h, among them:
  *
  *	hmm_p2p_test		the data path
  *	hmm_p2p_mm_test		permissions, and an address space that changes

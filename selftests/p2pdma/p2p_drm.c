@@ -13,10 +13,6 @@
 
 #include <drm/drm.h>
 
-/* Numbers of render nodes: include/drm/drm_file.h */
-#define FIRST_NODE	128
-#define LAST_NODE	191
-
 static bool is_driver(int fd, const char *driver)
 {
 	char name[16] = "";
@@ -67,7 +63,7 @@ int p2p_render_open(const char *driver, const char *pci_name)
 {
 	int node, fd, ret = -ENODEV;
 
-	for (node = FIRST_NODE; node <= LAST_NODE; node++) {
+	for (node = P2P_RENDER_FIRST; node <= P2P_RENDER_LAST; node++) {
 		fd = p2p_render_open_node(node, driver, pci_name);
 		if (fd >= 0)
 			return fd;

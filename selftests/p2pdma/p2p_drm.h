@@ -5,6 +5,10 @@
 #ifndef P2P_DRM_H
 #define P2P_DRM_H
 
+/* Numbers of render nodes: include/drm/drm_file.h */
+#define P2P_RENDER_FIRST	128
+#define P2P_RENDER_LAST		191
+
 /*
  * The first render node of a driver, or the node of the PCI device @pci_name if
  * it is not NULL. -ENODEV if there is none; another error if a node that there

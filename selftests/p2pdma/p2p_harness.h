@@ -23,14 +23,108 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#define TIMEOUT_S	36000
+/*
+ * For each test, in seconds of the guest's clock. The program's own limit is in the
+ * file settings, and has to be so much longer than the program takes that a test that
+ * hangs ends first: the kernel's runner would leave its processes behind.
+ */
+#define TIMEOUT_S	p2p_timeout()
+#define TIMEOUT_DEFAULT_S	600
+
+static inline int p2p_timeout(void)
+{
+	const char *seconds = getenv("P2PTEST_TIMEOUT");
+
+	return seconds ? atoi(seconds) : TIMEOUT_DEFAULT_S;
+}
+
+/*
+ * In the program itself, which forks for each test: what the last test changed is put
+ * back before the next one, and at the end. It does not matter how the test ends, nor
+ * how the program does, unless that is by SIGKILL.
+ */
+static struct {
+	pid_t program;
+	pid_t test;	/* also a process group: see __run_test() */
+} *p2p_run;
+
+static void p2p_before_fork(void)
+{
+	if (getpid() != p2p_run->program)
+		return;
+	p2p_run->test = 0;
+	p2p_put_back();
+}
+
+static void p2p_after_fork(void)
+{
+	pid_t parent = getppid();
+
+	if (parent == p2p_run->program)
+		p2p_run->test = getpid();
+	else if (parent != p2p_run->test)
+		return;
+	/* Nobody else ends it when the program is killed */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+}
+
+static void p2p_at_signal(int sig)
+{
+	if (getpid() == p2p_run->program) {
+		if (p2p_run->test && !kill(-p2p_run->test, SIGKILL))
+			waitpid(p2p_run->test, NULL, 0);
+		p2p_put_back();
+	}
+	signal(sig, SIG_DFL);
+	raise(sig);
+}
+
+static void __attribute__((constructor(102))) p2p_run_start(void)
+{
+	p2p_run = mmap(NULL, sizeof(*p2p_run), PROT_READ | PROT_WRITE,
+		       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (p2p_run == MAP_FAILED)
+		abort();
+	p2p_run->program = getpid();
+	pthread_atfork(p2p_before_fork, NULL, p2p_after_fork);
+	signal(SIGINT, p2p_at_signal);
+	signal(SIGTERM, p2p_at_signal);
+}
+
+static void __attribute__((destructor)) p2p_run_end(void)
+{
+	if (getpid() == p2p_run->program)
+		p2p_put_back();
+}
+
+/*
+ * For a test that changes how the whole machine works, or takes away devices that are
+ * no test devices: it is only for a machine that serves nothing but tests.
+ */
+#define P2P_DISRUPTIVE() do {						\
+	if (!getenv("P2PTEST_DISRUPTIVE"))				\
+		P2P_SKIP(return, "P2PTEST_DISRUPTIVE is not set");	\
+} while (0)
 
 /* The C library may be older */
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE	25
 #endif
+
+/* What every test needs; false without that, and the test is skipped */
+static inline bool p2p_start(struct __test_metadata *_metadata)
+{
+	if (geteuid())
+		SKIP(return false, "only root can use the devices");
+	if (sysconf(_SC_PAGESIZE) != (long)P2P_PAGE)
+		SKIP(return false, "pages are not of 4 KiB");
+	return true;
+}
 
 /* Seeds: what was there before, what is written, and what others have */
 #define BEFORE	100
@@ -141,19 +235,19 @@ static inline bool p2p_huge_pages_fail(struct __test_metadata *_metadata,
 		{ P2P_FAIL_PAGE_ALLOC "probability", fail ? "100" : "0" },
 	};
 	size_t i;
-	int fd;
+	int ret;
 
+	if (!getenv("P2PTEST_DISRUPTIVE"))
+		SKIP(return false, "P2PTEST_DISRUPTIVE is not set");
 	for (i = 0; i < ARRAY_SIZE(values); i++) {
 		/* The probability is set last, and reset first */
 		const char *const *value =
 			values[fail ? i : ARRAY_SIZE(values) - 1 - i];
 
-		fd = open(value[0], O_WRONLY | O_CLOEXEC);
-		if (fd < 0 && errno == ENOENT)
+		ret = p2p_change(value[0], value[1]);
+		if (ret == -ENOENT)
 			SKIP(return false, "no CONFIG_FAIL_PAGE_ALLOC");
-		ASSERT_LE(0, fd);
-		ASSERT_LT(0, write(fd, value[1], strlen(value[1])));
-		close(fd);
+		ASSERT_EQ(0, ret);
 	}
 	return true;
 }
@@ -256,6 +350,19 @@ static inline pid_t p2p_fork_child(struct __test_metadata *_metadata)
 	if (!pid)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 	return pid;
+}
+
+/* Wait for a byte from a child, which does not come if the child dies before */
+static inline void p2p_hear(struct __test_metadata *_metadata, int to_parent[2])
+{
+	char c;
+
+	/* Otherwise the parent would be one of those who can still write */
+	if (to_parent[1] >= 0)
+		close(to_parent[1]);
+	to_parent[1] = -1;
+	ASSERT_EQ(1, read(to_parent[0], &c, 1))
+		TH_LOG("the child has ended");
 }
 
 static inline void p2p_wait_child(struct __test_metadata *_metadata, pid_t pid)

@@ -28,6 +28,9 @@
 #define PCI_DEVICES	"/sys/bus/pci/devices"
 #define FAIL_DIR	"/sys/kernel/debug/fail_hmm_dma_map"
 
+/* Devices of one driver: 64 render nodes, and a host with many functions of a NIC */
+#define MAX_PCI_NAMES	256
+
 /* Polls, each after a sleep, until something that must come is late */
 #define WAIT_STEP_MS	20
 #define WAIT_STEPS	3000
@@ -45,7 +48,7 @@ const char *const p2p_reason_names[P2PTEST_REASON_MAX] = {
 	[P2PTEST_REASON_MAP_FAILED]	= "map_failed",
 };
 
-static int write_file(const char *path, const char *text)
+int p2p_write(const char *path, const char *text)
 {
 	int fd = open(path, O_WRONLY | O_CLOEXEC);
 	ssize_t n;
@@ -128,7 +131,92 @@ int p2p_policy_get(char *word, size_t size)
 
 int p2p_policy_set(const char *word)
 {
-	return write_file(POLICY_FILE, word);
+	char before[16];
+	int ret = p2p_policy_get(before, sizeof(before));
+
+	ret = ret ?: p2p_put_back_by(POLICY_FILE, before);
+	return ret ?: p2p_write(POLICY_FILE, word);
+}
+
+/* Settings */
+
+#define MAX_SETTINGS	32
+
+/* Shared, because tests are processes of their own, which may be killed */
+static struct settings {
+	int n;
+	struct setting {
+		bool known;
+		char path[P2P_PATH];
+		char value[P2P_VALUE];
+	} of[MAX_SETTINGS];
+} *settings;
+
+/* Before the constructors of tests, which may already ask the kernel */
+static void __attribute__((constructor(101))) settings_share(void)
+{
+	settings = mmap(NULL, sizeof(*settings), PROT_READ | PROT_WRITE,
+			MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (settings == MAP_FAILED)
+		abort();
+}
+
+static bool is_known(const char *path)
+{
+	int i;
+
+	for (i = 0; i < settings->n && i < MAX_SETTINGS; i++)
+		if (settings->of[i].known && !strcmp(settings->of[i].path, path))
+			return true;
+	return false;
+}
+
+/*
+ * Threads and processes of a test may change the same setting at once. Then it is
+ * there twice, and the first one, which is put back last, has the value from before.
+ */
+int p2p_put_back_by(const char *path, const char *text)
+{
+	struct setting *setting;
+	int i;
+
+	if (is_known(path))
+		return 0;
+	if (strlen(path) >= P2P_PATH || strlen(text) >= P2P_VALUE)
+		return -ENAMETOOLONG;
+	i = __atomic_fetch_add(&settings->n, 1, __ATOMIC_RELAXED);
+	if (i >= MAX_SETTINGS)
+		return -ENOSPC;
+	setting = &settings->of[i];
+	strcpy(setting->path, path);
+	strcpy(setting->value, text);
+	__atomic_store_n(&setting->known, true, __ATOMIC_RELEASE);
+	return 0;
+}
+
+int p2p_change(const char *path, const char *text)
+{
+	char before[P2P_VALUE];
+	int ret = is_known(path) ? 0 : read_file(path, before, sizeof(before));
+
+	if (!ret && !is_known(path))
+		ret = p2p_put_back_by(path, before);
+	return ret ?: p2p_write(path, text);
+}
+
+/* Also in the handler of a signal */
+void p2p_put_back(void)
+{
+	int i = settings->n < MAX_SETTINGS ? settings->n : MAX_SETTINGS;
+
+	while (i--) {
+		struct setting *setting = &settings->of[i];
+
+		if (setting->known)
+			p2p_write(setting->path, setting->value);
+		setting->known = false;
+	}
+	settings->n = 0;
 }
 
 static int fail_write(const char *name, const char *text)
@@ -136,7 +224,7 @@ static int fail_write(const char *name, const char *text)
 	char path[96];
 
 	snprintf(path, sizeof(path), FAIL_DIR "/%s", name);
-	return write_file(path, text);
+	return p2p_change(path, text);
 }
 
 static int fail_set(const char *name, __u64 value)
@@ -200,25 +288,6 @@ int p2p_maps_work(void)
 	return p2p_maps_can_fail() ? fail_set("probability", 0) : 0;
 }
 
-/*
- * What the administrator has set, "" without PCI_P2PDMA. Tests change it, and
- * are processes of their own, which may be killed: only the program itself runs
- * the destructor.
- */
-static char policy_before[16];
-
-static void __attribute__((constructor)) policy_save(void)
-{
-	if (p2p_policy_get(policy_before, sizeof(policy_before)))
-		policy_before[0] = '\0';
-}
-
-static void __attribute__((destructor)) policy_restore(void)
-{
-	if (policy_before[0])
-		p2p_policy_set(policy_before);
-}
-
 /* Tracepoint */
 
 int p2p_trace_start(struct p2p_trace *trace)
@@ -237,7 +306,7 @@ int p2p_trace_start(struct p2p_trace *trace)
 	truncate(path, 0);
 	snprintf(path, sizeof(path), "%s/events/hmm/hmm_p2p/enable",
 		 trace->dir);
-	ret = write_file(path, "1");
+	ret = p2p_write(path, "1");
 	if (ret)
 		rmdir(trace->dir);
 	return ret;
@@ -400,7 +469,7 @@ static int cmp_name(const void *a, const void *b)
  */
 int p2p_pci_name(const char *driver, int id, char name[P2P_PCI_NAME])
 {
-	char names[P2P_MAX_DEVS][P2P_PCI_NAME];
+	char names[MAX_PCI_NAMES][P2P_PCI_NAME];
 	char path[96];
 	struct dirent *d;
 	int n = 0;
@@ -410,7 +479,7 @@ int p2p_pci_name(const char *driver, int id, char name[P2P_PCI_NAME])
 	dir = opendir(path);
 	if (!dir)
 		return -errno;
-	while ((d = readdir(dir)) && n < P2P_MAX_DEVS) {
+	while ((d = readdir(dir)) && n < MAX_PCI_NAMES) {
 		if (strlen(d->d_name) == strlen("0000:00:00.0") &&
 		    d->d_name[4] == ':')
 			memcpy(names[n++], d->d_name,
@@ -424,12 +493,26 @@ int p2p_pci_name(const char *driver, int id, char name[P2P_PCI_NAME])
 	return 0;
 }
 
+int p2p_pci_name_of(const char *folder, char name[P2P_PCI_NAME])
+{
+	char device[PATH_MAX];
+	const char *base;
+
+	if (!realpath(folder, device))
+		return -errno;
+	base = strrchr(device, '/') + 1;
+	if (strlen(base) != strlen("0000:00:00.0"))
+		return -ENODEV;
+	memcpy(name, base, strlen(base) + 1);
+	return 0;
+}
+
 int p2p_pci_unbind(const char *driver, const char *name)
 {
 	char path[96];
 
 	snprintf(path, sizeof(path), PCI_DRIVERS "/%s/unbind", driver);
-	return write_file(path, name);
+	return p2p_write(path, name);
 }
 
 static int wait_node(const char *driver, int id)
@@ -452,13 +535,13 @@ int p2p_pci_bind(const char *driver, const char *name, int id)
 	int ret;
 
 	snprintf(path, sizeof(path), PCI_DRIVERS "/%s/bind", driver);
-	ret = write_file(path, name);
+	ret = p2p_write(path, name);
 	return ret || id < 0 ? ret : wait_node(driver, id);
 }
 
 int p2p_pci_rescan(void)
 {
-	return write_file("/sys/bus/pci/rescan", "1");
+	return p2p_write("/sys/bus/pci/rescan", "1");
 }
 
 int p2p_pci_attr_set(const char *name, const char *attr, const char *text)
@@ -466,7 +549,7 @@ int p2p_pci_attr_set(const char *name, const char *attr, const char *text)
 	char path[128];
 
 	snprintf(path, sizeof(path), PCI_DEVICES "/%s/%s", name, attr);
-	return write_file(path, text);
+	return p2p_write(path, text);
 }
 
 int p2p_pci_attr_get(const char *name, const char *attr, char *text,
@@ -547,16 +630,13 @@ bool p2p_pci_hotplug(void)
 
 int p2p_pci_slot(const char *name, char port[P2P_PCI_NAME])
 {
-	char path[128], above[PATH_MAX];
-	const char *base;
+	char path[128];
+	int ret;
 
 	snprintf(path, sizeof(path), PCI_DEVICES "/%s/..", name);
-	if (!realpath(path, above))
-		return -errno;
-	base = strrchr(above, '/') + 1;
-	if (strlen(base) != strlen("0000:00:00.0"))
-		return -EOPNOTSUPP;
-	memcpy(port, base, strlen(base) + 1);
+	ret = p2p_pci_name_of(path, port);
+	if (ret)
+		return ret == -ENODEV ? -EOPNOTSUPP : ret;
 	return slot_control(port, 0, 0);
 }
 

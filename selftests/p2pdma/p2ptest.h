@@ -189,6 +189,21 @@ int p2p_stats_since(struct p2p_stats *from);
 int p2p_policy_get(char *word, size_t size);
 int p2p_policy_set(const char *word);
 
+/*
+ * Settings of the machine. p2p_change() writes one, and p2p_put_back() what was there
+ * before the first change. p2p_put_back_by() says what is to be written instead, for
+ * a file that shows something else. Both are for paths of less than P2P_PATH bytes and
+ * values of less than P2P_VALUE. p2p_harness.h puts all back before each test and at
+ * the end.
+ */
+#define P2P_PATH	96
+#define P2P_VALUE	128
+int p2p_change(const char *path, const char *text);
+int p2p_put_back_by(const char *path, const char *text);
+void p2p_put_back(void);
+/* Write a file of the kernel that is no setting */
+int p2p_write(const char *path, const char *text);
+
 /* Has the kernel CONFIG_FAIL_HMM_DMA_MAP? */
 bool p2p_maps_can_fail(void);
 /* Let each new DMA mapping of these page frames fail from now on */
@@ -226,6 +241,8 @@ void p2p_trace_stop(const struct p2p_trace *trace);
 
 /* PCI name of a device by driver and number */
 int p2p_pci_name(const char *driver, int id, char name[P2P_PCI_NAME]);
+/* PCI name of the device whose folder in sysfs this is, or a link to it */
+int p2p_pci_name_of(const char *folder, char name[P2P_PCI_NAME]);
 int p2p_pci_unbind(const char *driver, const char *name);
 /* Bind, and wait until device node @id of the driver is there, if it is not < 0 */
 int p2p_pci_bind(const char *driver, const char *name, int id);

@@ -65,6 +65,8 @@ FIXTURE_SETUP(rxe)
 {
 	const char *why;
 
+	if (!p2p_start(_metadata))
+		return;
 	if (!p2p_gpu_count())
 		SKIP(return, "no test GPU: no /dev/" P2P_GPU_DRIVER "<N>");
 	why = verbs_open(&self->v);

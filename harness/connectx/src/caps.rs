@@ -66,7 +66,6 @@ impl Device {
             (l.atomic, 1),
             (l.cq_moderation, 1),
             (l.cq_resize, 1),
-            (l.cq_oi, 1),
             (l.umr_ptr_rlky, 1),
             (l.xrc, 1),
             (l.ud, 1),

@@ -407,7 +407,7 @@ layouts! {
         log_max_mrw_sz, umr_extended_translation_offset, null_mkey, log_max_klm_list_size,
         log_max_ra_req_qp, log_max_ra_res_qp, pkey_table_size, ib_virt, local_ca_ack_delay,
         num_ports, log_max_msg, cqe_version, compact_address_vector, pg, atomic, cq_moderation,
-        cq_resize, cq_oi, umr_ptr_rlky, xrc, ud, uc, rc, log_pg_sz, uar_sz, bf, log_bf_reg_size,
+        cq_resize, umr_ptr_rlky, xrc, ud, uc, rc, log_pg_sz, uar_sz, bf, log_bf_reg_size,
         max_wqe_sz_sq, max_wqe_sz_rq, log_max_pd, log_max_xrcd, log_max_rmp,
         basic_cyclic_rcv_wqe, log_max_wq_sz, max_qp_mcg, log_max_mcg, relaxed_ordering_write,
         relaxed_ordering_read, relaxed_ordering_write_umr, relaxed_ordering_read_umr, ats,

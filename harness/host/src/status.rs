@@ -62,15 +62,20 @@ pub fn exit(command: impl FnOnce() -> Result<Verdict, Error>) -> ExitCode {
     ExitCode::from(status)
 }
 
-/// The error and its causes, outermost first, with a hint where one is known.
-fn describe(error: &Error) -> String {
-    let mut text = format!("{error:#}");
-    let no_space = error.chain().any(|cause| {
+/// Whether the disk is full, for us or for a program whose output the error has.
+pub fn is_disk_full(error: &Error) -> bool {
+    let ours = error.chain().any(|cause| {
         cause
             .downcast_ref::<std::io::Error>()
             .is_some_and(|error| error.kind() == std::io::ErrorKind::StorageFull)
     });
-    if no_space || text.contains("No space left on device") {
+    ours || format!("{error:#}").contains("No space left on device")
+}
+
+/// The error and its causes, outermost first, with a hint where one is known.
+fn describe(error: &Error) -> String {
+    let mut text = format!("{error:#}");
+    if is_disk_full(error) {
         text.push_str("\nThe disk is full. `make clean` removes kernels that were built.");
     }
     text
@@ -95,5 +100,12 @@ mod tests {
         let error = Error::new(std::io::Error::from_raw_os_error(28)).context("build/linux");
         assert!(describe(&error).contains("make clean"));
         assert!(!describe(&anyhow!("other")).contains("make clean"));
+    }
+
+    #[test]
+    fn a_full_disk_is_known_by_what_a_compiler_prints() {
+        let text = "x.c:1: fatal error: error writing to /tmp/x.s: No space left on device";
+        assert!(is_disk_full(&anyhow!("{text}").context("kernel plain")));
+        assert!(!is_disk_full(&anyhow!("x.c:1: error: no such member")));
     }
 }

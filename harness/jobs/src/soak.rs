@@ -31,6 +31,8 @@ impl Soak {
         for spec in plan.specs() {
             let env = &mut spec.env;
             env.insert("P2P_STRESS_SEED".to_owned(), self.seed.to_string());
+            // The machine has a limit of its own.
+            env.insert("P2PTEST_TIMEOUT".to_owned(), "36000".to_owned());
             if let Some(minutes) = self.minutes {
                 env.insert("P2P_STRESS_MINUTES".to_owned(), minutes.to_string());
                 spec.limit += 60 * minutes;

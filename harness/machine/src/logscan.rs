@@ -4,7 +4,7 @@
 const CUT_HERE: &str = "------------[ cut here ]";
 
 /// The text that starts a report, even after the first lines of another one.
-const STARTS: [&str; 11] = [
+const STARTS: [&str; 14] = [
     CUT_HERE,
     "BUG:",
     "kernel BUG at",
@@ -14,9 +14,12 @@ const STARTS: [&str; 11] = [
     "hung_task:",
     // Memory of a GPU that is gone.
     "device private memory: content of page",
-    // An IOMMU stopped DMA: VT-d, virtio-iommu.
+    // An IOMMU stopped DMA: VT-d, virtio-iommu, SMMUv3.
     "DMAR: [DMA",
     " fault from EP ",
+    " event: F_",
+    " event: C_",
+    "EVTQ overflow",
     // The log has gaps.
     "printk messages dropped",
 ];
@@ -33,7 +36,7 @@ const MARKS: [&str; 15] = [
     "INFO: possible recursive",
     "rcu_sched self-detected stall",
     "rcu_preempt self-detected stall",
-    "detected stalls on CPUs",
+    "stalls on CPUs",
     "suspicious RCU usage",
     "refcount_t:",
     "Bad page state",
@@ -145,6 +148,8 @@ mod tests {
             "rust_kernel: device private memory: content of page 7 lost",
             "DMAR: [DMA Write NO_PASID] Request device [02:00.0] fault addr 0xffff0000",
             "virtio_iommu virtio0: page fault from EP 16 at 0x1000 [ W ]",
+            "arm-smmu-v3 9050000.iommu: event: F_TRANSLATION client: 0000:03:00.0 sid: 0x300",
+            "rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 1-... }",
             "** 17 printk messages dropped **",
         ] {
             let log = format!("[    1.000000] {line}\n[    1.0] after\n");

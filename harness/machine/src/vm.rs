@@ -442,7 +442,7 @@ impl Booter<'_> {
 /// The environment of the guest's scripts, as lines of shell.
 fn environment(boot: &Boot<'_>) -> String {
     let mut text = format!(
-        "export P2PTEST_MODDIR={}\nexport P2PTEST_EXPECT={}\n",
+        "export P2PTEST_MODDIR={}\nexport P2PTEST_EXPECT={}\nexport P2PTEST_DISRUPTIVE=1\n",
         quote(&boot.kernel.modules().to_string_lossy()),
         quote(&boot.topology.expect),
     );

@@ -137,7 +137,7 @@ impl Mutants<'_> {
         host::outln!("\n{}", record.table(&mutants));
         host::outln!("{}", record.closing_line(&mutants));
         let picked = mutants.iter().filter(|mutant| only.picks(&mutant.name));
-        Ok(if record.all_caught(picked) {
+        Ok(if record.all_caught(picked, self.is_late()) {
             Verdict::Passed
         } else {
             Verdict::Failed

@@ -99,6 +99,7 @@ pub enum ToHost {}
 /// `D` is the direction and `S` the [step](self) that was taken last.
 ///
 /// While this exists, an access to one of the pages by the CPU waits. It should not exist for long.
+#[must_use = "pages that were not moved before stay where they are"]
 pub struct Migration<'a, T: Ops, D, S> {
     raw: Raw<'a>,
     map: &'a PageMap<'a, T>,
@@ -159,9 +160,9 @@ impl<'a, T: Ops, D, S> Migration<'a, T, D, S> {
 
     /// Returns the flags of the VMA that the pages are in.
     pub fn vma_flags(&self) -> vm_flags_t {
-        // SAFETY: By the type invariants of `Raw` the VMA is valid and the mmap lock is held, so
-        // that the flags do not change.
-        unsafe { (*self.raw.args.vma).__bindgen_anon_2.vm_flags }
+        // SAFETY: By the type invariants of `Raw` the VMA is valid. The mmap lock is held, so that
+        // only flags change that the lock of the VMA is enough for, atomically.
+        unsafe { (&raw const (*self.raw.args.vma).__bindgen_anon_2.vm_flags).read_volatile() }
     }
 
     /// Returns the number of pages, and of holes that can be populated, that can be moved.

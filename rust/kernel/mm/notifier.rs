@@ -12,7 +12,7 @@
 //!
 //! - Whoever looks pages up notes the sequence number, looks, takes the user lock, and asks whether
 //!   the number is still the same. Only then may the device use what was found, and only as long as
-//!   the lock is held or until the next invalidation. [`hmm`](super::hmm) implements this party.
+//!   the lock is held or until the next invalidation. `mm::hmm` implements this party.
 //! - The callback takes the user lock, stores the new sequence number, makes the device forget the
 //!   range, and unlocks. This module implements this party, and the driver what makes the device
 //!   forget.

@@ -31,12 +31,11 @@
 //!
 //! When a [`PageMap`] is dropped, all its pages are moved home first. This invalidates every
 //! mapping that another device has of them, as any migration does. So what such mappings lead to,
-//! for instance an [`AliasRange`] of a BAR, has to be dropped after the pagemap; [`Ops`]
+//! for instance an `AliasRange` of a BAR, has to be dropped after the pagemap; [`Ops`]
 //! implementations are dropped after it and are a good place to keep it.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 //!
-//! [`AliasRange`]: kernel::pci::p2pdma::AliasRange
 //! [`mm::migrate`]: kernel::mm::migrate
 //! [`Page`]: kernel::page::Page
 
@@ -133,7 +132,7 @@ pub trait Ops: Send + Sync + Sized {
     /// The answer must not change while the page is in use, that is, between the
     /// [`PageMap::alloc_in`] and the [`folio_free`](Self::folio_free) that include it. Aliases must
     /// be contiguous within a folio, and lie in a range that was registered as
-    /// [`AliasRange`](kernel::pci::p2pdma::AliasRange); others are refused.
+    /// `kernel::pci::p2pdma::AliasRange`; others are refused.
     ///
     /// [`hmm_range_fault()`]: srctree/mm/hmm.c
     fn device_private_dma_phys(&self, index: usize) -> Option<Alias<'_>> {
@@ -226,8 +225,11 @@ impl FreeMemRegion {
 
     /// Returns the first address and the last one.
     fn bounds(&self) -> (u64, u64) {
-        // SAFETY: `res` is valid by the type invariants. The bounds of a region do not change.
-        unsafe { (self.res.as_ref().start, self.res.as_ref().end) }
+        let res = self.res.as_ptr();
+
+        // SAFETY: `res` is valid by the type invariants. The bounds of a region do not change; its
+        // other members do, so there is no reference to all of it.
+        unsafe { ((*res).start, (*res).end) }
     }
 }
 
@@ -559,6 +561,7 @@ impl<'bound, T: Ops> PageMap<'bound, T> {
     /// Takes the first free folio in a range of pages.
     ///
     /// `order` is 0 or [`PMD_ORDER`]. Returns [`None`] if there is no such folio, or no such order.
+    /// May sleep.
     pub fn alloc_in(&self, range: Range<usize>, order: u32) -> Option<DeviceFolio<'_, T>> {
         if order != 0 && order != PMD_ORDER {
             return None;

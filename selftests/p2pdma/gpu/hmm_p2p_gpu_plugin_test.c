@@ -609,6 +609,8 @@ FIXTURE_SETUP(present)
 	const size_t len = strlen(variant->driver);
 	int ret;
 
+	if (!p2p_start(_metadata))
+		return;
 	if (name && !*name)
 		name = NULL;
 	if (name && (strncmp(name, variant->driver, len) ||

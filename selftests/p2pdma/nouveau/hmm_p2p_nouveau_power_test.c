@@ -17,7 +17,6 @@
 /* Idle as long as that, it goes off; the first one is longer than a test takes */
 #define AWAKE		"600000"
 #define AT_ONCE		"0"
-#define DEFAULT		"5000"
 
 /* What each user of a busy GPU has to get done, in so many seconds at most */
 #define BUSY_ROUNDS	3
@@ -69,8 +68,11 @@ static long attr_number(const SELF *self, const char *attr)
 static void off_after(struct __test_metadata *_metadata, const SELF *self,
 		      const char *ms)
 {
-	ASSERT_EQ(0, p2p_pci_attr_set(self->gpu, "power/autosuspend_delay_ms",
-				      ms));
+	char path[P2P_PATH];
+
+	snprintf(path, sizeof(path),
+		 "/sys/bus/pci/devices/%s/power/autosuspend_delay_ms", self->gpu);
+	ASSERT_EQ(0, p2p_change(path, ms));
 }
 
 FIXTURE_SETUP(nouveau_power)
@@ -79,11 +81,10 @@ FIXTURE_SETUP(nouveau_power)
 
 	self->nic.fd = -1;
 	self->runtime = variant->runtime;
-	self->fd = nouveau_open();
-	if (self->fd == -ENODEV)
-		SKIP(return, "no GPU of nouveau's");
-	ASSERT_LE(0, self->fd);
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, self->gpu));
+	self->fd = nouveau_start(_metadata);
+	if (self->fd < 0)
+		return;
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, self->gpu));
 	self->suspend = getenv("P2PTEST_SUSPEND");
 	if (!self->runtime && !self->suspend)
 		SKIP(return, "P2PTEST_SUSPEND does not say how to suspend");
@@ -103,8 +104,6 @@ FIXTURE_SETUP(nouveau_power)
 
 FIXTURE_TEARDOWN(nouveau_power)
 {
-	if (attr_is(self, "power/control", "auto"))
-		off_after(_metadata, self, DEFAULT);
 	if (self->nic.fd >= 0)
 		p2p_nic_close(&self->nic);
 	if (self->fd >= 0)

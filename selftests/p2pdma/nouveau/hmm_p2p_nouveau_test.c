@@ -6,7 +6,8 @@
  * It needs a GPU of the generations Pascal to Volta, or a model of one. Tests of
  * the NIC need the driver of CONFIG_P2PTEST_NIC as well, and a device for it.
  * P2PTEST_EXPECT is as in ../hmm_p2p_test.c. The tests are alone on the machine:
- * there must be no swap, and nobody else who uses the GPU.
+ * there must be no swap, and nobody else who uses the GPU. They take the driver
+ * away from the GPU, so they only run if P2PTEST_DISRUPTIVE is set.
  */
 #include "nouveau_fixture.h"
 
@@ -32,10 +33,9 @@ FIXTURE(nouveau)
 
 FIXTURE_SETUP(nouveau)
 {
-	self->fd = nouveau_open();
-	if (self->fd == -ENODEV)
-		SKIP(return, "no GPU of nouveau's");
-	ASSERT_LE(0, self->fd);
+	self->fd = nouveau_start(_metadata);
+	if (self->fd < 0)
+		return;
 }
 
 FIXTURE_TEARDOWN(nouveau)
@@ -321,7 +321,7 @@ TEST_F_TIMEOUT(nouveau, mapped_until_exit, TIMEOUT_S)
 
 	if (!getenv("P2PTEST_JUDGE"))
 		SKIP(return, "P2PTEST_JUDGE does not say who sees video memory");
-	fd = nouveau_open_without_svm();
+	fd = nouveau_open_again(self->fd);
 	ASSERT_LE(0, fd);
 	p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
 	pid = p2p_fork_child(_metadata);
@@ -623,7 +623,7 @@ TEST_F_TIMEOUT(nouveau, bad_input, TIMEOUT_S)
 
 	p2p_buf_alloc(_metadata, &buf, 4, BEFORE);
 	EXPECT_EQ(-EINVAL, nouveau_to_vram(self->fd, buf.p, 0));
-	fd = nouveau_open_without_svm();
+	fd = nouveau_open_again(self->fd);
 	ASSERT_LE(0, fd);
 	EXPECT_EQ(-EINVAL, nouveau_to_vram(fd, buf.p, buf.len));
 	close(fd);
@@ -696,7 +696,7 @@ TEST_F_TIMEOUT(nouveau, buffer_after_windows, TIMEOUT_S)
 	for (i = 0; i < count; i++)
 		buf_free(_metadata, &bufs[i]);
 
-	fd = nouveau_open_without_svm();
+	fd = nouveau_open_again(self->fd);
 	ASSERT_LE(0, fd);
 	gem = nouveau_gem_map(fd, GEM_SIZE(bar));
 	ASSERT_NE(NULL, gem);
@@ -724,7 +724,7 @@ TEST_F_TIMEOUT(nouveau, buffer_and_windows, TIMEOUT_S)
 			return;
 		to_vram(_metadata, self->fd, &bufs[i]);
 	}
-	fd = nouveau_open_without_svm();
+	fd = nouveau_open_again(self->fd);
 	ASSERT_LE(0, fd);
 	gem = nouveau_gem_map(fd, GEM_SIZE(bar));
 	ASSERT_NE(NULL, gem);
@@ -766,7 +766,7 @@ TEST_F_TIMEOUT(nouveau, buffers_move, TIMEOUT_S)
 	p2p_buf_alloc(_metadata, &buf, 64, BEFORE);
 	pid = p2p_fork_child(_metadata);
 	if (!pid) {
-		fd = nouveau_open_without_svm();
+		fd = nouveau_open_again(self->fd);
 		if (fd < 0)
 			_exit(2);
 		do {
@@ -912,12 +912,17 @@ TEST_F_TIMEOUT(nouveau, threads, TIMEOUT_S)
 	}
 }
 
+#define BIND	"/sys/bus/pci/drivers/nouveau/bind"
+
 /* By a child: if the driver waits forever, then not for the test */
 static bool unbinds(struct __test_metadata *_metadata, const char *name)
 {
-	pid_t pid = p2p_fork_child(_metadata);
+	pid_t pid;
 	int i, status;
 
+	/* Also if the test does not get to bind_again() */
+	ASSERT_EQ(0, p2p_put_back_by(BIND, name));
+	pid = p2p_fork_child(_metadata);
 	if (!pid)
 		_exit(!!p2p_pci_unbind("nouveau", name));
 	for (i = 0; i < UNBIND_S * 10; i++) {
@@ -958,7 +963,7 @@ TEST_F_TIMEOUT(nouveau, unbound, TIMEOUT_S)
 	if (!p2p_buf_alloc_huge(_metadata, &huge, OTHER))
 		return;
 	to_vram(_metadata, self->fd, &huge);
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
 	ASSERT_TRUE(unbinds(_metadata, name));
 	EXPECT_EQ(0, nouveau_resident(buf.p, buf.len));
 	EXPECT_EQ(0, nouveau_resident(huge.p, huge.len));
@@ -981,7 +986,7 @@ TEST_F_TIMEOUT(nouveau, unbound_busy, TIMEOUT_S)
 	size_t i;
 	int round;
 
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
 	for (round = 0; round < 2; round++) {
 		for (i = 0; i < ARRAY_SIZE(movers); i++) {
 			struct mover *m = &movers[i];
@@ -1032,7 +1037,7 @@ TEST_F_TIMEOUT(nouveau, unbound_mappings, TIMEOUT_S)
 	__u64 start;
 	int i;
 
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
 	m.buf.len = MAPPINGS * 2 * P2P_PAGE;
 	m.buf.p = mmap(NULL, m.buf.len, PROT_READ, MAP_SHARED | MAP_ANONYMOUS,
 		       -1, 0);
@@ -1105,7 +1110,7 @@ TEST_F_TIMEOUT(nouveau, unbound_touched, TIMEOUT_S)
 
 	if (!has_flaw("slow"))
 		SKIP(return, "P2PTEST_GPU_FLAW is not \"slow\"");
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
 	for (i = 0; i < ROUNDS && !slow; i++) {
 		p2p_buf_alloc(_metadata, &t.buf, 16, BEFORE);
 		to_vram(_metadata, self->fd, &t.buf);
@@ -1141,7 +1146,7 @@ TEST_F_TIMEOUT(nouveau, unbound_after_failure, TIMEOUT_S)
 
 	if (!has_flaw("dies"))
 		SKIP(return, "P2PTEST_GPU_FLAW is not \"dies\"");
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
 	for (i = 0; i < ROUNDS && !there; i++) {
 		p2p_buf_alloc(_metadata, &buf, 16, BEFORE);
 		to_vram(_metadata, self->fd, &buf);
@@ -1198,7 +1203,7 @@ TEST_F_TIMEOUT(nouveau, no_copy_engine, TIMEOUT_S)
 
 	if (!has_flaw("no-copy-engine"))
 		SKIP(return, "P2PTEST_GPU_FLAW is not \"no-copy-engine\"");
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
 	stays_home(_metadata, self);
 	ASSERT_TRUE(unbinds(_metadata, name));
 	bind_again(_metadata, &self->fd, name);
@@ -1256,7 +1261,7 @@ TEST_F_TIMEOUT(nouveau, no_memory, TIMEOUT_S)
 	if (!getenv("P2PTEST_FAIL_NTH"))
 		SKIP(return, "P2PTEST_FAIL_NTH does not say that allocations fail");
 	ASSERT_LE(0, nth);
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
 	ASSERT_TRUE(unbinds(_metadata, name));
 	bind_again(_metadata, &self->fd, name);
 	for (home = 0; home < 2; home++) {
@@ -1295,7 +1300,7 @@ TEST_F_TIMEOUT(nouveau, no_memory_in_bar1, TIMEOUT_S)
 	if (!getenv("P2PTEST_FAIL_NTH"))
 		SKIP(return, "P2PTEST_FAIL_NTH does not say that allocations fail");
 	for (n = 1; !left; n++) {
-		fd = nouveau_open_without_svm();
+		fd = nouveau_open_again(self->fd);
 		ASSERT_LE(0, fd);
 		gem = nouveau_gem_map(fd, len);
 		ASSERT_NE(NULL, gem);
@@ -1370,9 +1375,10 @@ TEST_F_TIMEOUT(nouveau, no_huge_page_unbound, HUGE_TIMEOUT_S)
 	if (!p2p_buf_alloc_huge(_metadata, &buf, BEFORE))
 		return;
 	to_vram(_metadata, self->fd, &buf);
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
 	if (!p2p_huge_pages_fail(_metadata, true))
 		return;
+	ASSERT_EQ(0, p2p_put_back_by(BIND, name));
 	pid = p2p_fork_child(_metadata);
 	if (!pid)
 		_exit(!!p2p_pci_unbind("nouveau", name));
@@ -1398,15 +1404,9 @@ TEST_F_TIMEOUT(nouveau, no_huge_page_unbound, HUGE_TIMEOUT_S)
 #define LAZY_MOVES	1600UL
 #define LAZY_STEP	(2 * P2P_PAGE)
 
-static bool write_number(const char *path, unsigned long n)
-{
-	FILE *f = fopen(path, "we");
-	bool written = f && fprintf(f, "%lu", n) > 0;
+/* What a machine of tests has; a larger one would swap and kill until all is full */
+#define MAX_MEMORY_KB	(8L << 20)
 
-	return f && !fclose(f) && written;
-}
-
-/* The sum of what a file says in lines that begin with @name */
 /*
  * Memory is so short that each allocation takes some from this process, while it has
  * pages moved. The driver allocates with a lock that its notifier takes, too: if it
@@ -1414,7 +1414,8 @@ static bool write_number(const char *path, unsigned long n)
  */
 TEST_F_TIMEOUT(nouveau, reclaim, TIMEOUT_S)
 {
-	long min, free, stalls;
+	char min[P2P_VALUE];
+	long free, stalls;
 	unsigned long i;
 	unsigned char *lazy, *p;
 	long there = 0;
@@ -1422,10 +1423,10 @@ TEST_F_TIMEOUT(nouveau, reclaim, TIMEOUT_S)
 
 	if (access(MIN_FREE, W_OK))
 		SKIP(return, MIN_FREE " can not be written");
+	if (p2p_number_in("/proc/meminfo", "MemTotal:") > MAX_MEMORY_KB)
+		SKIP(return, "too much memory to be short of it");
 	/* Let it allocate now what it needs only once */
 	there_and_back(_metadata, self, 1, 1);
-	min = p2p_number_in(MIN_FREE, "");
-	ASSERT_LT(0, min);
 	p = mmap(NULL, LAZY_MOVES * LAZY_STEP, PROT_READ | PROT_WRITE,
 		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	ASSERT_NE(MAP_FAILED, p);
@@ -1436,15 +1437,15 @@ TEST_F_TIMEOUT(nouveau, reclaim, TIMEOUT_S)
 	memset(lazy, 1, LAZY);
 	ASSERT_EQ(0, madvise(lazy, LAZY, MADV_FREE));
 
-	/* Nothing that could end the test before the value is what it was */
 	free = p2p_number_in("/proc/meminfo", "MemFree:");
 	stalls = p2p_number_in("/proc/vmstat", "allocstall_");
-	EXPECT_TRUE(write_number(MIN_FREE, free + LAZY / 1024 / 4 * 3));
+	snprintf(min, sizeof(min), "%lu", free + LAZY / 1024 / 4 * 3);
+	EXPECT_EQ(0, p2p_change(MIN_FREE, min));
 	for (i = 0; i < LAZY_MOVES && !ret; i++) {
 		p[i * LAZY_STEP] = i;
 		ret = nouveau_to_vram(self->fd, p + i * LAZY_STEP, P2P_PAGE);
 	}
-	EXPECT_TRUE(write_number(MIN_FREE, min));
+	p2p_put_back();
 	stalls = p2p_number_in("/proc/vmstat", "allocstall_") - stalls;
 	EXPECT_EQ(0, ret);
 	for (i = 0; i < LAZY_MOVES; i++) {
@@ -1473,10 +1474,9 @@ FIXTURE_SETUP(nouveau_nic)
 	int path = p2p_expect(0);
 
 	self->nic.fd = -1;
-	self->fd = nouveau_open();
-	if (self->fd == -ENODEV)
-		SKIP(return, "no GPU of nouveau's");
-	ASSERT_LE(0, self->fd);
+	self->fd = nouveau_start(_metadata);
+	if (self->fd < 0)
+		return;
 	if (!p2p_nic_count())
 		SKIP(return, "no test NIC: no /dev/" P2P_NIC_DRIVER "<N>");
 	ASSERT_LE(0, path)
@@ -1588,6 +1588,44 @@ TEST_F_TIMEOUT(nouveau_nic, pages_used_again, TIMEOUT_S)
 	all_home(_metadata, &other, OTHER);
 	EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
 	buf_free(_metadata, &other);
+}
+
+/* So often a page is freed while others look for free ones */
+#define REUSES	30
+
+/*
+ * The same while other threads move memory all the time. To be in nobody's way, what the
+ * NIC has written has to arrive after a page was taken, not only before that.
+ */
+TEST_F_TIMEOUT(nouveau_nic, pages_used_at_once, TIMEOUT_S)
+{
+	struct mover movers[2];
+	struct p2p_buf buf;
+	size_t i;
+
+	for (i = 0; i < ARRAY_SIZE(movers); i++) {
+		struct mover *m = &movers[i];
+
+		*m = (struct mover){
+			.fd = self->fd,
+			.seed = (i + 1) << 20,
+			.rounds = INT_MAX,
+		};
+		p2p_buf_alloc(_metadata, &m->buf, 512, m->seed);
+		ASSERT_EQ(0, pthread_create(&m->thread, NULL, mover_run, m));
+	}
+	for (i = 0; i < REUSES; i++) {
+		write_unmapped(_metadata, self, &buf);
+		buf_free(_metadata, &buf);
+		EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
+	}
+	for (i = 0; i < ARRAY_SIZE(movers); i++) {
+		__atomic_store_n(&movers[i].rounds, 0, __ATOMIC_RELAXED);
+		ASSERT_EQ(0, pthread_join(movers[i].thread, NULL));
+		EXPECT_EQ(0, movers[i].ret);
+		EXPECT_FALSE(movers[i].wrong);
+		buf_free(_metadata, &movers[i].buf);
+	}
 }
 
 /* A page that is reached, comes home, and is somewhere else the next time */
@@ -1717,7 +1755,7 @@ TEST_F_TIMEOUT(nouveau_nic, unbound_in_use, TIMEOUT_S)
 	struct p2p_view view;
 	int round;
 
-	ASSERT_EQ(0, p2p_pci_name("nouveau", 0, name));
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
 	p2p_buf_alloc(_metadata, buf, DMA_PAGES, BEFORE);
 	/* The pages of a process that forks come home when the NIC writes them */
 	ASSERT_EQ(0, madvise(buf->p, buf->len, MADV_DONTFORK));
@@ -1768,7 +1806,7 @@ TEST_F_TIMEOUT(nouveau_nic, more_than_windows, TIMEOUT_S)
 	count = windows(_metadata, self->fd, &bar);
 	if (count > MAX_NIC_WINDOWS)
 		SKIP(return, "BAR1 is too large for a NIC as slow as this");
-	fd = nouveau_open_without_svm();
+	fd = nouveau_open_again(self->fd);
 	ASSERT_LE(0, fd);
 	gem = nouveau_gem_map(fd, GEM_SIZE(bar));
 	ASSERT_NE(NULL, gem);

@@ -5,6 +5,7 @@
 #include "../p2ptest.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,11 +22,6 @@
 /* BAR1, which has 64 bits, comes after BAR0, which has 32 */
 #define BAR1	1
 
-int nouveau_open_without_svm(void)
-{
-	return p2p_render_open("nouveau", NULL);
-}
-
 int nouveau_svm_init(int fd)
 {
 	struct drm_nouveau_svm_init args = {
@@ -38,17 +34,41 @@ int nouveau_svm_init(int fd)
 
 int nouveau_open(void)
 {
-	int fd = nouveau_open_without_svm();
-	int ret;
+	int node, fd, ret;
 
-	if (fd < 0)
-		return fd;
-	ret = nouveau_svm_init(fd);
-	if (ret) {
+	for (node = P2P_RENDER_FIRST; node <= P2P_RENDER_LAST; node++) {
+		fd = p2p_render_open_node(node, "nouveau", NULL);
+		if (fd < 0)
+			continue;
+		ret = nouveau_svm_init(fd);
+		if (!ret)
+			return fd;
 		close(fd);
-		return ret;
+		/* This GPU has no SVM, or the kernel has none */
+		if (ret != -ENOSYS)
+			return ret;
 	}
-	return fd;
+	return -ENODEV;
+}
+
+int nouveau_open_again(int fd)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return p2p_open(path, O_RDWR);
+}
+
+int nouveau_pci_name(int fd, char name[P2P_PCI_NAME])
+{
+	char path[64];
+	struct stat st;
+
+	if (fstat(fd, &st))
+		return -errno;
+	snprintf(path, sizeof(path), "/sys/dev/char/%u:%u/device",
+		 major(st.st_rdev), minor(st.st_rdev));
+	return p2p_pci_name_of(path, name);
 }
 
 int nouveau_to_vram(int fd, void *addr, size_t len)
@@ -76,21 +96,11 @@ int nouveau_flush(int fd)
 
 long nouveau_bar1(int fd)
 {
-	char path[64], link[256];
+	char name[P2P_PCI_NAME];
 	__u64 start, end;
-	struct stat st;
-	ssize_t len;
-	int ret;
+	int ret = nouveau_pci_name(fd, name);
 
-	if (fstat(fd, &st))
-		return -errno;
-	snprintf(path, sizeof(path), "/sys/dev/char/%u:%u/device",
-		 major(st.st_rdev), minor(st.st_rdev));
-	len = readlink(path, link, sizeof(link) - 1);
-	if (len < 0)
-		return -errno;
-	link[len] = '\0';
-	ret = p2p_pci_bar(strrchr(link, '/') + 1, BAR1, &start, &end);
+	ret = ret ?: p2p_pci_bar(name, BAR1, &start, &end);
 	return ret ? ret : (long)(end - start);
 }
 

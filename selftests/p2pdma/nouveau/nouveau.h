@@ -16,10 +16,12 @@
  */
 #define NOUVEAU_UNMANAGED_ADDR	0x400000000000ULL
 
-/* A GPU of nouveau's; the process can move memory to it, or -ENODEV */
+/* The first GPU of nouveau's that the process can move memory to, or -ENODEV */
 int nouveau_open(void);
-/* The same, and memory can not be moved yet */
-int nouveau_open_without_svm(void);
+/* The GPU of @fd once more, and memory can not be moved yet */
+int nouveau_open_again(int fd);
+/* Its PCI name */
+int nouveau_pci_name(int fd, char name[P2P_PCI_NAME]);
 int nouveau_svm_init(int fd);
 /* Move what can be moved. There is no telling what was */
 int nouveau_to_vram(int fd, void *addr, size_t len);

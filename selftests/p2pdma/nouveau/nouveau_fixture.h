@@ -11,6 +11,22 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+/* A GPU of nouveau's, as nouveau_open(); a negative errno if the test is skipped */
+static inline int nouveau_start(struct __test_metadata *_metadata)
+{
+	int fd;
+
+	if (!p2p_start(_metadata))
+		return -EPERM;
+	if (!getenv("P2PTEST_DISRUPTIVE"))
+		SKIP(return -EPERM, "P2PTEST_DISRUPTIVE is not set");
+	fd = nouveau_open();
+	if (fd == -ENODEV)
+		SKIP(return fd, "no GPU of nouveau's with SVM");
+	ASSERT_LE(0, fd);
+	return fd;
+}
+
 static inline void to_vram(struct __test_metadata *_metadata, int fd,
 			   struct p2p_buf *buf)
 {

@@ -466,7 +466,6 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 	int to_parent[2];
 	VERBS_SELF own;
 	pid_t pid;
-	char c;
 
 	ASSERT_EQ(0, pipe(to_parent));
 	pid = p2p_fork_child(_metadata);
@@ -483,7 +482,7 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 		}
 		_exit(1);
 	}
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	p2p_hear(_metadata, to_parent);
 	p2p_kill_child(_metadata, pid);
 	EXPECT_EQ(0, p2p_gpu_wait_used(&self->gpu, 0));
 
@@ -522,6 +521,23 @@ FIXTURE_TEARDOWN_PARENT(verbs_unbind)
 		p2p_pci_bind(NIC_DRIVER, self->nic, -1);
 	}
 	verbs_teardown(_metadata, &self->verbs, NULL);
+}
+
+/* The NIC is of this driver, and there for tests; false, and the test is skipped */
+static bool nic_may_go(struct __test_metadata *_metadata,
+		       FIXTURE_DATA(verbs_unbind) *self)
+{
+	char path[96], name[P2P_PCI_NAME];
+
+	if (!getenv("P2PTEST_DISRUPTIVE"))
+		SKIP(return false, "P2PTEST_DISRUPTIVE is not set");
+	if (self->verbs.v.software || verbs_pci_name(&self->verbs.v, name))
+		SKIP(return false, "the RDMA device is no PCI device");
+	snprintf(path, sizeof(path), "/sys/bus/pci/drivers/" NIC_DRIVER "/%s", name);
+	if (access(path, F_OK))
+		SKIP(return false, "the RDMA device is not of " NIC_DRIVER);
+	strcpy(self->nic, name);
+	return true;
 }
 
 /* The GPU goes away under transfers: they go on, in host memory */
@@ -685,7 +701,6 @@ static void user_start(struct __test_metadata *_metadata, VERBS_SELF *verbs,
 	struct traffic t = { };
 	size_t first = 0;
 	VERBS_SELF own;
-	char c;
 
 	ASSERT_EQ(0, pipe(to_parent));
 	ASSERT_EQ(0, pipe(to_child));
@@ -708,7 +723,7 @@ static void user_start(struct __test_metadata *_metadata, VERBS_SELF *verbs,
 		traffic_lost(_metadata, &own, &t);
 		_exit(0);
 	}
-	ASSERT_EQ(1, read(to_parent[0], &c, 1));
+	p2p_hear(_metadata, to_parent);
 	user->found = to_child[1];
 }
 
@@ -729,8 +744,8 @@ TEST_F_TIMEOUT(verbs_unbind, nic, TIMEOUT_S)
 {
 	struct user user, killed;
 
-	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
-		SKIP(return, "no NIC of " NIC_DRIVER);
+	if (!nic_may_go(_metadata, self))
+		return;
 	user_start(_metadata, &self->verbs, &user);
 	user_start(_metadata, &self->verbs, &killed);
 	ASSERT_EQ(0, p2p_pci_unbind(NIC_DRIVER, self->nic));
@@ -749,8 +764,8 @@ TEST_F_TIMEOUT(verbs_unbind, nic_removed, TIMEOUT_S)
 {
 	struct user user;
 
-	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
-		SKIP(return, "no NIC of " NIC_DRIVER);
+	if (!nic_may_go(_metadata, self))
+		return;
 	user_start(_metadata, &self->verbs, &user);
 	ASSERT_EQ(0, p2p_pci_attr_set(self->nic, "remove", "1"));
 	p2p_sleep_ms(100);
@@ -775,8 +790,8 @@ TEST_F_TIMEOUT(verbs_unbind, nic_reset, TIMEOUT_S)
 	struct verbs old;
 	int i, again;
 
-	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
-		SKIP(return, "no NIC of " NIC_DRIVER);
+	if (!nic_may_go(_metadata, self))
+		return;
 	if (p2p_pci_attr_get(self->nic, "reset_method", method, sizeof(method)) ||
 	    strncmp(method, "flr", strlen("flr")))
 		SKIP(return, "the NIC has no function level reset");
@@ -870,8 +885,8 @@ TEST_F_TIMEOUT(verbs_unbind, nic_error, TIMEOUT_S)
 	long before;
 	int log, i;
 
-	if (p2p_pci_name(NIC_DRIVER, 0, self->nic))
-		SKIP(return, "no NIC of " NIC_DRIVER);
+	if (!nic_may_go(_metadata, self))
+		return;
 	if (!getenv("P2PTEST_HOTPLUG"))
 		SKIP(return, "nobody outside lets ports report errors: P2PTEST_HOTPLUG is not set");
 	for (step = 0; step < 2 * ARRAY_SIZE(errors); step++) {

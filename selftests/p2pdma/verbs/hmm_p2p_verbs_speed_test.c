@@ -53,7 +53,6 @@ FIXTURE(speed)
 	size_t max;
 	unsigned int rounds;
 	bool peer;			/* there must be a path to the GPU */
-	char policy[16];		/* before the test */
 };
 
 #define SELF FIXTURE_DATA(speed)
@@ -245,8 +244,11 @@ FIXTURE_SETUP(speed)
 {
 	struct ibv_qp_attr attr = { .min_rnr_timer = RNR_TIMER };
 	const char *why, *name = getenv("P2PTEST_GPU");
+	char policy[16];
 	int ret, path = p2p_expect(0);
 
+	if (!p2p_start(_metadata))
+		return;
 	ASSERT_LE(0, path)
 		TH_LOG("P2PTEST_EXPECT is not understood");
 	self->peer = p2p_peer_path(path);
@@ -264,10 +266,10 @@ FIXTURE_SETUP(speed)
 		why = "the RDMA device has no DMA";
 	if (why)
 		SKIP(return, "%s", why);
-	if (p2p_policy_get(self->policy, sizeof(self->policy))) {
-		self->policy[0] = '\0';
+	if (p2p_policy_get(policy, sizeof(policy)))
 		SKIP(return, "the kernel has no policy");
-	}
+	if (strcmp(policy, "auto"))
+		SKIP(return, "the policy is %s: tests need auto", policy);
 	ASSERT_EQ(0, verbs_link(&self->v, &self->link));
 	/* A transfer that meets a page fault is tried again after this time */
 	ASSERT_EQ(0, ibv_modify_qp(self->link.qp[ANSWERS], &attr,
@@ -281,16 +283,12 @@ FIXTURE_SETUP(speed)
 		ksft_print_msg("the GPU is emulated: times say nothing about hardware\n");
 }
 
-/* In the parent: what a test has of devices goes with its process */
-FIXTURE_TEARDOWN_PARENT(speed)
+FIXTURE_TEARDOWN(speed)
 {
-	if (self->policy[0])
-		EXPECT_EQ(0, p2p_policy_set(self->policy));
 }
 
 TEST_F_TIMEOUT(speed, in_place, TIMEOUT_S)
 {
-	ASSERT_EQ(0, p2p_policy_set("auto"));
 	measure_all(_metadata, self, false);
 }
 

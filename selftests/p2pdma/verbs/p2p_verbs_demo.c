@@ -28,25 +28,6 @@ static struct p2p_trace trace;
 static char pci_name[P2P_PCI_NAME];
 
 /* A device without one has no DMA, so there is nothing to show */
-static int find_pci_name(struct ibv_device *dev, char name[P2P_PCI_NAME])
-{
-	char path[IBV_SYSFS_PATH_MAX + 16], target[PATH_MAX];
-	const char *base;
-	ssize_t n;
-
-	snprintf(path, sizeof(path), "%s/device", dev->ibdev_path);
-	n = readlink(path, target, sizeof(target) - 1);
-	if (n < 0)
-		return -errno;
-	target[n] = '\0';
-	base = strrchr(target, '/');
-	base = base ? base + 1 : target;
-	if (strlen(base) >= P2P_PCI_NAME)
-		return -ENODEV;
-	strcpy(name, base);
-	return 0;
-}
-
 int demo_nic_open(char name[P2P_PCI_NAME], const char **what)
 {
 	int ret;
@@ -55,7 +36,7 @@ int demo_nic_open(char name[P2P_PCI_NAME], const char **what)
 	if (*what)
 		return -ENOENT;
 	*what = "the RDMA device is no PCI device";
-	ret = find_pci_name(verbs.ctx->device, pci_name);
+	ret = verbs_pci_name(&verbs, pci_name);
 	if (ret)
 		return ret;
 	strcpy(name, pci_name);

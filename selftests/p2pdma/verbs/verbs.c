@@ -109,6 +109,14 @@ const char *verbs_open(struct verbs *v)
 	return open_one(v, name, port_number("P2P_VERBS_PORT"), why);
 }
 
+int verbs_pci_name(const struct verbs *v, char *name)
+{
+	char path[IBV_SYSFS_PATH_MAX + 16];
+
+	snprintf(path, sizeof(path), "%s/device", v->ctx->device->ibdev_path);
+	return p2p_pci_name_of(path, name);
+}
+
 bool verbs_has_peer(void)
 {
 	const char *name = getenv("P2P_VERBS_PEER");

@@ -361,6 +361,8 @@ FIXTURE_SETUP(verbs)
 	self->gpu.fd = -1;
 	self->no_gpu = VERBS_GPU_OPTIONAL && name && !strcmp(name, "none");
 	self->implicit = variant && variant->implicit;
+	if (!p2p_start(_metadata))
+		return;
 	ASSERT_LE(0, path)
 		TH_LOG("P2PTEST_EXPECT is not understood");
 	if (!self->no_gpu && !p2p_gpu_count())
@@ -387,8 +389,6 @@ FIXTURE_TEARDOWN_PARENT(verbs)
 {
 	if (self->no_gpu)
 		return;
-	if (self->has_p2p)
-		EXPECT_EQ(0, p2p_policy_set("auto"));
 	p2p_gpu_teardown(_metadata, &self->info);
 }
 

@@ -272,6 +272,9 @@ impl Device {
             "CREATE_EQ" => self.create_eq(input, out),
             "DESTROY_EQ" => {
                 let eqn = l.destroy_eq.eq_number.get(input) as u32;
+                if self.cqs.values().any(|cq| cq.eqn == eqn) {
+                    return Err(Status::Busy);
+                }
                 self.eqs.remove(&eqn).map(drop).ok_or(Status::BadResource)
             }
             "CREATE_CQ" => self.create_cq(input, out),
@@ -279,11 +282,9 @@ impl Device {
             "MODIFY_CQ" => self.modify_cq(input),
             "DESTROY_CQ" => {
                 let cqn = l.destroy_cq.cqn.get(input) as u32;
-                let used = self
-                    .qps
-                    .values()
-                    .any(|qp| qp.cqn.0 == cqn || qp.cqn.1 == cqn);
-                if used {
+                let mut qps = self.qps.values();
+                let used = qps.any(|qp| qp.cqn.0 == cqn || qp.cqn.1 == cqn);
+                if used || self.srqs.values().any(|srq| srq.cqn == cqn) {
                     return Err(Status::Busy);
                 }
                 self.cqs.remove(&cqn).map(drop).ok_or(Status::BadResource)
@@ -422,7 +423,13 @@ impl Device {
     fn release(&mut self, kind: Simple, number: u64) -> Answer {
         let number = number as u32;
         let is_used = match kind {
-            Simple::Pd => self.qps.values().any(|qp| qp.pd == number),
+            Simple::Pd => {
+                let of_mkey = self.l.mkc.pd;
+                let mut mkeys = self.mkeys.values();
+                self.qps.values().any(|qp| qp.pd == number)
+                    || self.srqs.values().any(|srq| srq.pd == number)
+                    || mkeys.any(|mkey| of_mkey.get(&mkey.context) == u64::from(number))
+            }
             Simple::Uar => self.qps.values().any(|qp| qp.uar == u64::from(number)),
             Simple::Xrcd => false,
         };

@@ -1,7 +1,7 @@
 //! Page faults: memory of a work request is absent, so the device sends an event to the
 //! driver, and the queue pair waits for the driver's answer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::device::{Device, Scheme};
 use crate::layout::Field;
@@ -55,6 +55,8 @@ pub struct Answered {
 #[derive(Default)]
 pub struct Faults {
     pending: HashMap<u64, Pending>,
+    /// Those that do not wait any more. The driver answers them nevertheless.
+    dropped: HashSet<u64>,
     last: u64,
     /// Answers that have come to the device at the other end of the wire.
     pub answered: Vec<Answered>,
@@ -85,8 +87,11 @@ const TOKENS: u64 = 1 << 24;
 impl Faults {
     /// Drops the faults of a queue pair of this device.
     pub fn forget(&mut self, qpn: u32) {
-        self.pending
-            .retain(|_, pending| pending.is_far || pending.qpn != qpn);
+        let dropped = &mut self.dropped;
+        self.pending.retain(|token, pending| {
+            let stays = pending.is_far || pending.qpn != qpn;
+            stays || !dropped.insert(*token)
+        });
     }
 }
 
@@ -206,6 +211,7 @@ impl Device {
             |(_, pending)| matches!(pending.side, Side::Receiver { qpn, .. } if qpn == receiver),
         );
         for token in Vec::from_iter(ended.map(|(token, _)| *token)) {
+            self.faults.dropped.insert(token);
             self.answer(token, false);
         }
     }
@@ -213,13 +219,17 @@ impl Device {
     /// Handles the driver's answer. Returns whether the token is valid.
     pub fn resume(&mut self, token: u64, error: bool) -> bool {
         self.witness.resume(token, error);
-        self.answer(token, error)
+        if self.faults.dropped.remove(&token) || self.answer(token, error) {
+            return true;
+        }
+        self.witness
+            .violation(&format!("nobody waits for an answer to page fault {token:#x}"));
+        false
     }
 
     fn answer(&mut self, token: u64, error: bool) -> bool {
         let Some(pending) = self.faults.pending.remove(&token) else {
-            // The queue pair may have been destroyed meanwhile.
-            return token <= self.faults.last;
+            return false;
         };
         let answer = Answered {
             token,

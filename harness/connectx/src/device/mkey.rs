@@ -284,14 +284,20 @@ impl Walk<'_> {
             let mkey = named.key;
             return Err(Stop::Fault { mkey, va });
         }
-        let addr = (mtt & !MTT_FLAGS).wrapping_add(self.inside(named, va));
+        // Bits of the entry below the key's page size do not count.
+        let addr = (mtt & !MTT_FLAGS & !self.page_mask(named)) | self.inside(named, va);
         self.piece(named, addr, len, number, va);
         Ok(())
     }
 
+    /// The bits of an address that are its offset in a page.
+    fn page_mask(&self, named: Named<'_>) -> u64 {
+        mask(self.device.l.mkc.log_page_size.get(&named.mkey.context))
+    }
+
     /// Offset of an address in its page.
     fn inside(&self, named: Named<'_>, va: u64) -> u64 {
-        va & mask(self.device.l.mkc.log_page_size.get(&named.mkey.context))
+        va & self.page_mask(named)
     }
 
     fn klms(&mut self, named: Named<'_>, mut offset: u64, mut len: usize) -> Result<(), Stop> {

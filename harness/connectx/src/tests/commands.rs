@@ -205,6 +205,13 @@ fn what_is_in_use_stays() {
         );
     }
     bench.command("DESTROY_CQ", &[], cq).unwrap();
+    // Keys are in the domain, too.
+    bench.mtt(0, &[PAGE]);
+    let set = |l: &Layouts, input: &mut [u8]| l.dealloc_pd.pd.set(input, pd);
+    assert_eq!(bench.command("DEALLOC_PD", &[], set), busy);
+    let eqn = u64::from(bench.device.cqs.values().next().unwrap().eqn);
+    let set = |l: &Layouts, input: &mut [u8]| l.destroy_eq.eq_number.set(input, eqn);
+    assert_eq!(bench.command("DESTROY_EQ", &[], set), busy);
 }
 
 #[test]

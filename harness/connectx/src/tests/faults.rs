@@ -226,6 +226,20 @@ fn an_answer_to_no_question_is_refused() {
     assert_eq!(answer, Err(crate::device::command::Status::BadParam));
 }
 
+#[test]
+fn a_page_fault_is_answered_once() {
+    let Some(mut t) = Ends::new(Scheme::Transport, Absent::Receiver) else {
+        return;
+    };
+    let (_, token, _) = told(&mut t);
+    let violations = |t: &Ends| t.bench.device.witness.totals.violations;
+    t.bench.resume(token, false).unwrap();
+    assert_eq!(violations(&t), 0);
+    let again = t.bench.resume(token, false);
+    assert_eq!(again, Err(crate::device::command::Status::BadParam));
+    assert_eq!(violations(&t), 1);
+}
+
 /// The driver does not answer for a receiver that it does not find any more.
 #[test]
 fn a_sender_does_not_wait_for_a_receiver_that_has_gone() {

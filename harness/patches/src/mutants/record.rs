@@ -260,14 +260,14 @@ impl Record {
         )
     }
 
-    /// Whether all of these mutants were caught.
-    pub fn all_caught<'m>(&self, mut mutants: impl Iterator<Item = &'m Mutant>) -> bool {
-        mutants.all(|mutant| {
-            matches!(
-                self.get(&mutant.name).map(|known| &known.end),
-                Some(MutantOutcome::Caught { .. })
-            )
-        })
+    /// Whether all of these mutants were caught. `late`: those that have no result do not
+    /// count, unless none has one.
+    pub fn all_caught<'m>(&self, mutants: impl Iterator<Item = &'m Mutant>, late: bool) -> bool {
+        let ends = Vec::from_iter(mutants.map(|m| self.get(&m.name).map(|known| &known.end)));
+        let caught =
+            |end: &Option<&MutantOutcome>| matches!(end, Some(MutantOutcome::Caught { .. }));
+        let good = |end: &Option<&MutantOutcome>| caught(end) || (late && end.is_none());
+        ends.iter().all(good) && (!late || ends.iter().any(caught))
     }
 }
 

@@ -261,22 +261,25 @@ fn only_what_was_caught_passes() {
     };
     let mut record = Record::default();
     record.add(MutantResult::new("a", caught.clone()));
-    assert!(record.all_caught(mutants[..1].iter()));
-    assert!(!record.all_caught(mutants.iter()), "b was not run");
+    assert!(record.all_caught(mutants[..1].iter(), false));
+    assert!(!record.all_caught(mutants.iter(), false), "b was not run");
+    assert!(record.all_caught(mutants.iter(), true), "no time for b");
+    assert!(!record.all_caught(mutants[1..].iter(), true), "none was run");
     for end in [
         MutantOutcome::Survived,
         MutantOutcome::DoesNotBuild { why: String::new() },
         MutantOutcome::DoesNotApply { why: String::new() },
     ] {
         record.add(MutantResult::new("b", end));
-        assert!(!record.all_caught(mutants.iter()));
+        assert!(!record.all_caught(mutants.iter(), false));
+        assert!(!record.all_caught(mutants.iter(), true));
     }
     assert_eq!(
         record.closing_line(&mutants),
         "2 mutants: 1 caught, 0 survived, 1 void, 0 not run"
     );
     record.add(MutantResult::new("b", caught));
-    assert!(record.all_caught(mutants.iter()));
+    assert!(record.all_caught(mutants.iter(), false));
 }
 
 #[test]

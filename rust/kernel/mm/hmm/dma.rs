@@ -228,8 +228,8 @@ impl<'bound> DmaMap<'bound> {
         let addrs = KVVec::from_elem(0, pages, GFP_KERNEL)?;
         let mut map = bindings::hmm_dma_map::default();
 
-        // SAFETY: `dev` is bound, so it is valid and its DMA is set up. `map` is zeroed. The number
-        // of pages is not 0 and their size does not overflow.
+        // SAFETY: `dev` is bound, so it is valid; one without DMA is refused. `map` is zeroed. The
+        // number of pages is not 0 and their size does not overflow.
         to_result(unsafe {
             bindings::hmm_dma_map_alloc(dev.as_raw(), &mut map, pages, PAGE_SIZE)
         })?;

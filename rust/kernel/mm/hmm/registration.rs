@@ -396,6 +396,7 @@ impl<'bound, T: Ops> notifier::Ops for Inner<'bound, T> {
 ///
 /// There is no `DerefMut`: a table that is swapped for the table of another registration would be
 /// revoked for the wrong memory.
+#[must_use = "the lock unlocks immediately when the guard is unused"]
 pub struct Guard<'a, 'bound, S>(MutexGuard<'a, Table<'bound, S>>);
 
 impl<S: Unpin> Guard<'_, '_, S> {
@@ -654,8 +655,9 @@ impl<'bound, T: Ops> Registration<'bound, T> {
     /// Afterwards nothing is mapped, and [`Ops::revoke`] is not called any more. `'bound` may end
     /// when no [`Self::map`] runs any more.
     ///
-    /// This takes the lock, so it must not be called from [`Ops::revoke`] of this registration, nor
-    /// with any lock held that [`Ops::revoke`] takes.
+    /// This takes the lock, so it must not be called from [`Ops::revoke`] of any registration, nor
+    /// with any lock held that [`Ops::revoke`] takes: two callbacks that close each other's
+    /// registration would wait for each other. Let a work item do it there.
     pub fn close(&self) {
         // From `Ops::revoke` this never returns. To return with pages still mapped would be worse:
         // the caller may unbind the device next, or free the registration.

@@ -76,7 +76,7 @@ impl<T: Ops> PageMap<'_, T> {
     /// As large folios move as a whole, `range` is extended to multiples of [`PMD_PAGES`]. Returns
     /// the number of pages that moved. Pages that somebody else is using right now are left out. If
     /// host memory has no large folio for a large folio, that one is only split, and the next call
-    /// moves its pages. Only dropping the pagemap ensures that all pages are gone.
+    /// moves its pages. Only dropping the pagemap ensures that all pages are gone. May sleep.
     ///
     /// May be called while pages are being moved to the pagemap, but not within
     /// [`Migration::copy`](super::Migration::copy) or [`Ops::copy_to_host`].

@@ -43,8 +43,8 @@ pub(super) unsafe fn with_folio_page<R>(
 
     let ret = f(addr.cast());
 
-    // SAFETY: `addr` came from `kmap_local_page()`. What `f` mapped in between, it has unmapped,
-    // because this function is the only way to do that here.
+    // SAFETY: `addr` came from `kmap_local_page()`. What `f` mapped in between, it has unmapped:
+    // Rust offers such mappings only to closures, as here, so that they nest.
     unsafe { bindings::kunmap_local(addr) };
 
     ret

@@ -130,6 +130,10 @@ unsafe extern "C" fn hmm_registration_map(
         // SAFETY: By the requirements of this function.
         let reg = unsafe { borrow(reg) };
         let end = first.checked_add(nr).ok_or(EINVAL)?;
+        // The callback has the lock, under which the process must not end.
+        if reg.notifier.is_revoking() {
+            return Err(EDEADLK);
+        }
         // Dropped last, not under the lock: it may be the end of the process.
         let mm = reg.mm().mmget_not_zero().ok_or(ESRCH)?;
         let table = reg.map(&mm, first..end)?;
