@@ -34,7 +34,9 @@
  * hangs ends first: the kernel's runner would leave its processes behind.
  */
 #define TIMEOUT_S	p2p_timeout()
-#define TIMEOUT_DEFAULT_S	600
+#ifndef TIMEOUT_DEFAULT_S
+#define TIMEOUT_DEFAULT_S	1800
+#endif
 
 static inline int p2p_timeout(void)
 {

@@ -1591,7 +1591,7 @@ TEST_F_TIMEOUT(nouveau_nic, pages_used_again, TIMEOUT_S)
 }
 
 /* So often a page is freed while others look for free ones */
-#define REUSES	30
+#define REUSES	10
 
 /*
  * The same while other threads move memory all the time. To be in nobody's way, what the
