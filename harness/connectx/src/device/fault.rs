@@ -222,8 +222,9 @@ impl Device {
         if self.faults.dropped.remove(&token) || self.answer(token, error) {
             return true;
         }
-        self.witness
-            .violation(&format!("nobody waits for an answer to page fault {token:#x}"));
+        self.witness.violation(&format!(
+            "nobody waits for an answer to page fault {token:#x}"
+        ));
         false
     }
 

@@ -264,7 +264,10 @@ fn only_what_was_caught_passes() {
     assert!(record.all_caught(mutants[..1].iter(), false));
     assert!(!record.all_caught(mutants.iter(), false), "b was not run");
     assert!(record.all_caught(mutants.iter(), true), "no time for b");
-    assert!(!record.all_caught(mutants[1..].iter(), true), "none was run");
+    assert!(
+        !record.all_caught(mutants[1..].iter(), true),
+        "none was run"
+    );
     for end in [
         MutantOutcome::Survived,
         MutantOutcome::DoesNotBuild { why: String::new() },
