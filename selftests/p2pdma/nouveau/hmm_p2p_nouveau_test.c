@@ -1590,44 +1590,6 @@ TEST_F_TIMEOUT(nouveau_nic, pages_used_again, TIMEOUT_S)
 	buf_free(_metadata, &other);
 }
 
-/* So often a page is freed while others look for free ones */
-#define REUSES	10
-
-/*
- * The same while other threads move memory all the time. To be in nobody's way, what the
- * NIC has written has to arrive after a page was taken, not only before that.
- */
-TEST_F_TIMEOUT(nouveau_nic, pages_used_at_once, TIMEOUT_S)
-{
-	struct mover movers[2];
-	struct p2p_buf buf;
-	size_t i;
-
-	for (i = 0; i < ARRAY_SIZE(movers); i++) {
-		struct mover *m = &movers[i];
-
-		*m = (struct mover){
-			.fd = self->fd,
-			.seed = (i + 1) << 20,
-			.rounds = INT_MAX,
-		};
-		p2p_buf_alloc(_metadata, &m->buf, 512, m->seed);
-		ASSERT_EQ(0, pthread_create(&m->thread, NULL, mover_run, m));
-	}
-	for (i = 0; i < REUSES; i++) {
-		write_unmapped(_metadata, self, &buf);
-		buf_free(_metadata, &buf);
-		EXPECT_EQ(0, p2p_nic_dereg(&self->nic, buf.handle));
-	}
-	for (i = 0; i < ARRAY_SIZE(movers); i++) {
-		__atomic_store_n(&movers[i].rounds, 0, __ATOMIC_RELAXED);
-		ASSERT_EQ(0, pthread_join(movers[i].thread, NULL));
-		EXPECT_EQ(0, movers[i].ret);
-		EXPECT_FALSE(movers[i].wrong);
-		buf_free(_metadata, &movers[i].buf);
-	}
-}
-
 /* A page that is reached, comes home, and is somewhere else the next time */
 TEST_F_TIMEOUT(nouveau_nic, moves, TIMEOUT_S)
 {
