@@ -112,7 +112,7 @@ TEST_F_TIMEOUT(p2p_swap, pages, TIMEOUT_S)
 	P2P_SELF *p2p = &self->p2p;
 	struct p2p_buf buf;
 
-	P2P_DISRUPTIVE();
+	P2P_DISRUPTIVE(return);
 	if (p2p_number_in("/proc/meminfo", "SwapTotal:") <= 0) {
 		if (!make_swap())
 			SKIP(return, "no swap, and no zram");
@@ -192,7 +192,7 @@ TEST_F_TIMEOUT(p2p, limit, TIMEOUT_S)
 	size_t i;
 	pid_t pid;
 
-	P2P_DISRUPTIVE();
+	P2P_DISRUPTIVE(return);
 	if (!limit("24M"))
 		SKIP(return, "no memory controller");
 	for (i = 0; i < ARRAY_SIZE(lens); i++) {
@@ -227,7 +227,7 @@ TEST_F_TIMEOUT(p2p, merge, TIMEOUT_S)
 	size_t pos;
 	int i;
 
-	P2P_DISRUPTIVE();
+	P2P_DISRUPTIVE(return);
 	if (access(KSM "run", W_OK))
 		SKIP(return, "no KSM");
 	p2p_buf_init(_metadata, self, &buf, PAGES, BEFORE);
@@ -392,7 +392,7 @@ TEST_F_TIMEOUT(p2p, memory_offline, TIMEOUT_S)
 	long vram;
 	FILE *f;
 
-	P2P_DISRUPTIVE();
+	P2P_DISRUPTIVE(return);
 	half_init(_metadata, self, &buf);
 	vram = p2p_gpu_resident(&self->gpu, buf.p, buf.len);
 	block_of(_metadata, buf.p + LEN - P2P_PAGE, before);
@@ -430,7 +430,7 @@ TEST_F_TIMEOUT(p2p, numa_balancing, TIMEOUT_S)
 
 	if (access(NODE1, F_OK))
 		SKIP(return, "one NUMA node");
-	P2P_DISRUPTIVE();
+	P2P_DISRUPTIVE(return);
 	if (!p2p_buf_init_huge(_metadata, self, &huge, BEFORE))
 		return;
 	if (p2p_change(BALANCING, "1"))
@@ -888,7 +888,7 @@ TEST_F_TIMEOUT(p2p, cpu_offline, TIMEOUT_S)
 	struct p2p_buf buf;
 	unsigned int i;
 
-	P2P_DISRUPTIVE();
+	P2P_DISRUPTIVE(return);
 	if (access(CPU1, W_OK))
 		SKIP(return, "no CPU that can go offline: no " CPU1);
 	ASSERT_EQ(0, p2p_put_back_by(CPU1, "1"));
@@ -953,7 +953,7 @@ TEST_F_TIMEOUT(p2p, core_dump, TIMEOUT_S)
 	pid_t pid;
 	off_t pos;
 
-	P2P_DISRUPTIVE();
+	P2P_DISRUPTIVE(return);
 	if (p2p_change("/proc/sys/kernel/core_pattern", CORE "%p"))
 		SKIP(return, "no core dumps");
 	pid = p2p_fork_child(_metadata);

@@ -108,9 +108,9 @@ static void __attribute__((destructor)) p2p_run_end(void)
  * For a test that changes how the whole machine works, or takes away devices that are
  * no test devices: it is only for a machine that serves nothing but tests.
  */
-#define P2P_DISRUPTIVE() do {						\
+#define P2P_DISRUPTIVE(statement) do {					\
 	if (!getenv("P2PTEST_DISRUPTIVE"))				\
-		P2P_SKIP(return, "P2PTEST_DISRUPTIVE is not set");	\
+		P2P_SKIP(statement, "P2PTEST_DISRUPTIVE is not set");	\
 } while (0)
 
 /* The C library may be older */

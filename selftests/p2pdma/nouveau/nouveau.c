@@ -34,19 +34,16 @@ int nouveau_svm_init(int fd)
 
 int nouveau_open(void)
 {
-	int node, fd, ret;
+	int node, fd;
 
 	for (node = P2P_RENDER_FIRST; node <= P2P_RENDER_LAST; node++) {
 		fd = p2p_render_open_node(node, "nouveau", NULL);
 		if (fd < 0)
 			continue;
-		ret = nouveau_svm_init(fd);
-		if (!ret)
+		if (!nouveau_svm_init(fd))
 			return fd;
+		/* The file is new: only a GPU or a kernel without SVM refuses it */
 		close(fd);
-		/* This GPU has no SVM, or the kernel has none */
-		if (ret != -ENOSYS)
-			return ret;
 	}
 	return -ENODEV;
 }

@@ -496,6 +496,8 @@ FIXTURE(verbs_unbind)
 	char nic[P2P_PCI_NAME];
 };
 
+#define UNBIND_SELF FIXTURE_DATA(verbs_unbind)
+
 FIXTURE_VARIANT(verbs_unbind)
 {
 	FIXTURE_VARIANT(verbs) region;
@@ -524,8 +526,7 @@ FIXTURE_TEARDOWN_PARENT(verbs_unbind)
 }
 
 /* The NIC is of this driver, and there for tests; false, and the test is skipped */
-static bool nic_may_go(struct __test_metadata *_metadata,
-		       FIXTURE_DATA(verbs_unbind) *self)
+static bool nic_may_go(struct __test_metadata *_metadata, UNBIND_SELF *self)
 {
 	char path[96], name[P2P_PCI_NAME];
 
