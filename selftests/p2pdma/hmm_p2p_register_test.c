@@ -477,6 +477,58 @@ TEST_F_TIMEOUT(p2p, forked, TIMEOUT_S)
 	side_free(_metadata, self, &dst);
 }
 
+/* Adds what the IOMMU unmapped, in bytes, and how much of that by one call at most */
+static void unmapped(struct __test_metadata *_metadata,
+		     const struct p2p_trace *trace, unsigned long *sum,
+		     unsigned long *most)
+{
+	char path[160], line[512], *size;
+	unsigned long bytes;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "%s/trace", trace->dir);
+	f = fopen(path, "re");
+	ASSERT_NE(NULL, f);
+	while (fgets(line, sizeof(line), f)) {
+		size = strstr(line, " unmap: ");
+		size = size ? strstr(size, " size=") : NULL;
+		if (!size)
+			continue;
+		bytes = strtoul(size + strlen(" size="), NULL, 10);
+		*sum += bytes;
+		if (bytes > *most)
+			*most = bytes;
+	}
+	fclose(f);
+}
+
+/*
+ * Pages are unmapped many at once. But not too many: some drivers of IOMMUs have
+ * interrupts off for all that one call unmaps.
+ */
+TEST_F_TIMEOUT(p2p, unmapped_in_parts, TIMEOUT_S)
+{
+	unsigned long sum = 0, most = 0;
+	char name[P2P_PCI_NAME], path[160];
+	struct p2p_trace trace;
+	struct side side;
+
+	ASSERT_EQ(0, p2p_pci_name(P2P_NIC_DRIVER, 0, name));
+	if (!p2p_pci_translated(name))
+		SKIP(return, "another topology: no IOMMU translates");
+	side_init(_metadata, self, &side, IN_HOST, 3 * P2P_HUGE / P2P_PAGE + 1,
+		  BEFORE);
+	ASSERT_EQ(0, p2p_trace_start(&trace));
+	snprintf(path, sizeof(path), "%s/events/iommu/unmap/enable", trace.dir);
+	ASSERT_EQ(0, p2p_write(path, "1"));
+	side_free(_metadata, self, &side);
+	unmapped(_metadata, &trace, &sum, &most);
+	p2p_trace_stop(&trace);
+	EXPECT_LE(side.buf.len, sum);
+	EXPECT_LT(P2P_PAGE, most);
+	EXPECT_GE(P2P_HUGE, most);
+}
+
 /* Ends */
 
 /* Closing the file ends all, and unmapping ends the memory, in either order */

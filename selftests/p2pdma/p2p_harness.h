@@ -239,8 +239,7 @@ static inline bool p2p_huge_pages_fail(struct __test_metadata *_metadata,
 	size_t i;
 	int ret;
 
-	if (!getenv("P2PTEST_DISRUPTIVE"))
-		SKIP(return false, "P2PTEST_DISRUPTIVE is not set");
+	P2P_DISRUPTIVE(return false);
 	for (i = 0; i < ARRAY_SIZE(values); i++) {
 		/* The probability is set last, and reset first */
 		const char *const *value =

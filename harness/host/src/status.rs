@@ -62,8 +62,14 @@ pub fn exit(command: impl FnOnce() -> Result<Verdict, Error>) -> ExitCode {
     ExitCode::from(status)
 }
 
+/// Whether an error says nothing about what was being built or tested: a signal ended it, or the
+/// disk is full.
+pub fn ends_run(error: &Error) -> bool {
+    proc::interrupted() || is_disk_full(error)
+}
+
 /// Whether the disk is full, for us or for a program whose output the error has.
-pub fn is_disk_full(error: &Error) -> bool {
+fn is_disk_full(error: &Error) -> bool {
     let ours = error.chain().any(|cause| {
         cause
             .downcast_ref::<std::io::Error>()

@@ -18,8 +18,7 @@ static inline int nouveau_start(struct __test_metadata *_metadata)
 
 	if (!p2p_start(_metadata))
 		return -EPERM;
-	if (!getenv("P2PTEST_DISRUPTIVE"))
-		SKIP(return -EPERM, "P2PTEST_DISRUPTIVE is not set");
+	P2P_DISRUPTIVE(return -EPERM);
 	fd = nouveau_open();
 	if (fd == -ENODEV)
 		SKIP(return fd, "no GPU of nouveau's with SVM");

@@ -530,8 +530,7 @@ static bool nic_may_go(struct __test_metadata *_metadata, UNBIND_SELF *self)
 {
 	char path[96], name[P2P_PCI_NAME];
 
-	if (!getenv("P2PTEST_DISRUPTIVE"))
-		SKIP(return false, "P2PTEST_DISRUPTIVE is not set");
+	P2P_DISRUPTIVE(return false);
 	if (self->verbs.v.software || verbs_pci_name(&self->verbs.v, name))
 		SKIP(return false, "the RDMA device is no PCI device");
 	snprintf(path, sizeof(path), "/sys/bus/pci/drivers/" NIC_DRIVER "/%s", name);

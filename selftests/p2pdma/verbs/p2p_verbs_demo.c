@@ -12,10 +12,8 @@
 #include "verbs.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Models of two devices take 30 ms for a page, and verbs.c waits some seconds */
 #define PIECE	(64 * P2P_PAGE)
@@ -27,7 +25,6 @@ static size_t region_len;
 static struct p2p_trace trace;
 static char pci_name[P2P_PCI_NAME];
 
-/* A device without one has no DMA, so there is nothing to show */
 int demo_nic_open(char name[P2P_PCI_NAME], const char **what)
 {
 	int ret;
@@ -35,6 +32,7 @@ int demo_nic_open(char name[P2P_PCI_NAME], const char **what)
 	*what = verbs_open(&verbs);
 	if (*what)
 		return -ENOENT;
+	/* One that is none has no DMA, so there is nothing to show */
 	*what = "the RDMA device is no PCI device";
 	ret = verbs_pci_name(&verbs, pci_name);
 	if (ret)

@@ -45,12 +45,12 @@ struct verbs {
  * or why there is none.
  */
 const char *verbs_open(struct verbs *v);
+/* PCI name of the device, of P2P_PCI_NAME bytes, or a negative errno */
+int verbs_pci_name(const struct verbs *v, char *name);
 /*
  * Open the device that asks that one, if it is another: $P2P_VERBS_PEER, with port
  * $P2P_VERBS_PEER_PORT, or else 1. It may be the same device with another port.
  */
-/* PCI name of the device, of P2P_PCI_NAME bytes, or a negative errno */
-int verbs_pci_name(const struct verbs *v, char *name);
 bool verbs_has_peer(void);
 const char *verbs_open_peer(struct verbs *v);
 /* 0 or a negative errno; all that was made by it must be gone */

@@ -1,6 +1,7 @@
 //! Requests that change keys: checks, masks, tables and offsets.
 
 use crate::device::Scheme;
+use crate::device::mkey::Want;
 use crate::layout::{Field, Layouts, mkey_to_idx};
 use crate::testing::{LOW, PAGE, Pair, Testbed, structure};
 
@@ -120,6 +121,27 @@ fn translations_come_by_the_reserved_key_for_the_driver_alone() {
     };
     assert_ne!(t.umr(t.key, &umr), 0);
     assert_eq!(t.entries()[..2], [0x1003, 0x2003]);
+}
+
+/// Otherwise a translation that is not aligned like its page would lead where it should.
+#[test]
+fn bits_of_a_translation_below_the_page_size_do_not_count() {
+    let Some(mut t) = Ends::new() else { return };
+    let log_huge = 21;
+    let mode = t.bench.device.c.mode.mtt;
+    let (page, offset) = (0x4000_0000, 0x5234);
+    for entry in [page, page + 0x10_0000] {
+        let of_key = (0, 1 << log_huge, log_huge);
+        let key = t.bench.key(mode, of_key, &[entry | 3], |_, _| {});
+        let pd = Some(t.bench.pd);
+        let want = Want {
+            write: false,
+            remote: false,
+            atomic: false,
+        };
+        let pieces = t.bench.device.translate(key, offset, 8, want, pd);
+        assert_eq!(pieces.unwrap()[0].addr, page + offset, "{entry:#x}");
+    }
 }
 
 #[test]

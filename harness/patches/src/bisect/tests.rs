@@ -45,6 +45,7 @@ olddefconfig:
 vmlinux modules:
 	cmp -s warnings $(O)/a.o || { cat warnings; cp warnings $(O)/a.o; }
 	echo '../linux/gpu/../mm/read.c' >$(O)/.read.o.cmd
+	test ! -e full || { echo 'a.c:1:1: fatal error: error writing to a.s: No space left on device'; false; }
 	test ! -e broken || { echo 'a.c:1:1: error: broken'; false; }
 ";
 
@@ -209,6 +210,17 @@ fn each_patch_is_built_and_what_it_breaks_is_told() {
         logs.len() == 2 && logs.iter().all(|log| log.is_file()),
         "{told}"
     );
+}
+
+/// Such a patch has no result, so the next run builds it again.
+#[test]
+fn a_full_disk_is_no_mistake_of_a_patch() {
+    let toy = Toy::of(&[&[("full", "")]]);
+    let only = Only::new(Some("1")).unwrap();
+    let error = toy.with(|bisect| bisect.run(&only)).unwrap_err();
+    assert!(format!("{error:#}").contains("No space left on device"));
+    let recorded = fs::read_to_string(toy.paths.results().join("bisect.json"));
+    assert!(recorded.is_err() || !recorded.unwrap().contains("No space left"));
 }
 
 #[test]

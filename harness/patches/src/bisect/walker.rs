@@ -13,8 +13,8 @@ use super::store::StepResults;
 use super::warnings::warnings;
 use super::{Bisect, Commit, StepResult, topic};
 use host::git::ask;
-use host::proc::{self, interrupted, shown, tail};
-use host::status::is_disk_full;
+use host::proc::{self, shown, tail};
+use host::status::ends_run;
 use kernel::Built;
 use kernel::build::{Broken, Make};
 use kernel::config;
@@ -182,7 +182,7 @@ impl Walker<'_> {
 
     fn step(&self, commit: &Commit, known: &BTreeSet<String>, row: &mut StepResult) -> Result<()> {
         let warnings = match self.build(commit) {
-            Err(error) if interrupted() || is_disk_full(&error) => return Err(error),
+            Err(error) if ends_run(&error) => return Err(error),
             Err(error) => {
                 row.trouble = Some(format!("{error:#}"));
                 return Ok(());
@@ -222,7 +222,7 @@ impl Walker<'_> {
         let built = make.for_machines(topic::programs(&jobs), &step);
         drop(step);
         if let Err(error) = built {
-            if is_disk_full(&error) {
+            if ends_run(&error) {
                 return Err(error);
             }
             return Ok((0, Some(error.downcast::<Broken>()?.to_string())));

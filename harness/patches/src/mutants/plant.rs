@@ -11,8 +11,8 @@ use super::objects::Objects;
 use super::record::{MutantOutcome, MutantResult};
 use super::{KERNEL, Mutants, NONE, SLOTS, WORKTREE};
 use host::git::{ask, git};
-use host::proc::{self, output, tail};
-use host::status::is_disk_full;
+use host::proc::{output, tail};
+use host::status::ends_run;
 use host::ui::seconds;
 use kernel::Built;
 use kernel::build::{Builder, set_aside};
@@ -122,8 +122,7 @@ impl<'a> Plant<'a> {
             .and_then(|()| self.set_aside(mutant, slot));
         ask(&self.tree.dir, &["checkout", "--quiet", "--", "."])?;
         match built {
-            // Neither Ctrl-C nor a full disk says anything about the mutant.
-            Err(error) if !proc::interrupted() && !is_disk_full(&error) => {
+            Err(error) if !ends_run(&error) => {
                 let why = format!("{error:#}");
                 return end(MutantOutcome::DoesNotBuild { why });
             }

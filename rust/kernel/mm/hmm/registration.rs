@@ -425,8 +425,8 @@ impl<'bound, S> Deref for Guard<'_, 'bound, S> {
 /// Dropping it closes it, and sleeps until revocations that are running in the process have
 /// returned. It must therefore not be dropped with a lock held that [`Ops::revoke`] of any
 /// registration of the process takes, nor from there. [`close`](Self::close) waits only for
-/// revocations of the registration itself: a driver can call that, and have it dropped by somebody
-/// else.
+/// revocations of the registration itself: a driver can call that with such a lock held, and have
+/// the registration dropped by a work item.
 #[pin_data(PinnedDrop)]
 pub struct Registration<'bound, T: Ops> {
     #[pin]
