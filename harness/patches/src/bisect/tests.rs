@@ -45,7 +45,7 @@ olddefconfig:
 vmlinux modules:
 	cmp -s warnings $(O)/a.o || { cat warnings; cp warnings $(O)/a.o; }
 	echo '../linux/gpu/../mm/read.c' >$(O)/.read.o.cmd
-	test ! -e full || { echo 'a.c:1:1: fatal error: error writing to a.s: No space left on device'; false; }
+	test ! -e full || { cat full; false; }
 	test ! -e broken || { echo 'a.c:1:1: error: broken'; false; }
 ";
 
@@ -215,7 +215,8 @@ fn each_patch_is_built_and_what_it_breaks_is_told() {
 /// Such a patch has no result, so the next run builds it again.
 #[test]
 fn a_full_disk_is_no_mistake_of_a_patch() {
-    let toy = Toy::of(&[&[("full", "")]]);
+    let text = "a.c:1:1: fatal error: error writing to a.s: No space left on device\n";
+    let toy = Toy::of(&[&[("full", text)]]);
     let only = Only::new(Some("1")).unwrap();
     let error = toy.with(|bisect| bisect.run(&only)).unwrap_err();
     assert!(format!("{error:#}").contains("No space left on device"));
