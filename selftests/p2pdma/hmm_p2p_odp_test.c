@@ -738,6 +738,12 @@ TEST_F_TIMEOUT(odp, input, TIMEOUT_S)
 	EXPECT_EQ(-ENOTTY, rdma_ioctl(fd, _IOWR(P2PTEST_RDMA_IOC_MAGIC, 2,
 						char[8]), &xfer));
 
+	/* A fault would take more pages than there are addresses */
+	EXPECT_EQ(0, rdma_reg(fd, (void *)-0x100000L, 1, MR_ODP, &handle));
+	EXPECT_EQ(-EFAULT, rdma_xfer(fd, handle, (void *)-0x100000L, &c, 1,
+				     false, NULL));
+	EXPECT_EQ(0, rdma_dereg(fd, handle));
+
 	EXPECT_EQ(-EINVAL, rdma_xfer(fd, buf.handle, buf.p, &c, 0, false,
 				     NULL));
 	EXPECT_EQ(-EINVAL, rdma_xfer(fd, buf.handle, buf.p - 1, &c, 2, false,

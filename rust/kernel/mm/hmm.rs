@@ -200,12 +200,12 @@ pub enum P2pResult {
     Unregistered = bindings::hmm_p2p_result_HMM_P2P_UNREGISTERED as u8,
     /// There is no path between the devices.
     Topology = bindings::hmm_p2p_result_HMM_P2P_TOPOLOGY as u8,
-    /// The administrator forbids it.
-    Policy = bindings::hmm_p2p_result_HMM_P2P_POLICY as u8,
     /// The page must not be written to where it is, or userfaultfd has to see the access.
     ReadOnly = bindings::hmm_p2p_result_HMM_P2P_READ_ONLY as u8,
     /// The alias could not be mapped for DMA.
     MapFailed = bindings::hmm_p2p_result_HMM_P2P_MAP_FAILED as u8,
+    /// The administrator forbids it.
+    Policy = bindings::hmm_p2p_result_HMM_P2P_POLICY as u8,
 }
 
 impl P2pResult {
@@ -217,9 +217,9 @@ impl P2pResult {
             bindings::hmm_p2p_result_HMM_P2P_NO_ALIAS => Self::NoAlias,
             bindings::hmm_p2p_result_HMM_P2P_UNREGISTERED => Self::Unregistered,
             bindings::hmm_p2p_result_HMM_P2P_TOPOLOGY => Self::Topology,
-            bindings::hmm_p2p_result_HMM_P2P_POLICY => Self::Policy,
             bindings::hmm_p2p_result_HMM_P2P_READ_ONLY => Self::ReadOnly,
             bindings::hmm_p2p_result_HMM_P2P_MAP_FAILED => Self::MapFailed,
+            bindings::hmm_p2p_result_HMM_P2P_POLICY => Self::Policy,
             _ => Self::None,
         }
     }

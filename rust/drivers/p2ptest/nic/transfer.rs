@@ -185,7 +185,7 @@ impl<'a, 'bound> Transfer<'a, 'bound> {
             let start = addr & PAGE_MASK;
             let end = page_align(self.addrs.end)
                 .ok_or(EINVAL)?
-                .min(start + self.batch * PAGE_SIZE);
+                .min(start.saturating_add(self.batch * PAGE_SIZE));
 
             self.stats.faults += 1;
             let faulted = match region.fault(self.mm, start..end, &self.request, &mut self.pfns) {

@@ -179,8 +179,9 @@ int rdma_mr_copy(struct rdma_mr *mr, unsigned long addr, unsigned long end,
 	if (ret != -EAGAIN || !part->odp)
 		return ret == -EAGAIN ? -EPERM : ret;
 
-	end = min3(end, rdma_part_end(part),
-		   (addr & PAGE_MASK) + (FAULT_BATCH << PAGE_SHIFT));
+	/* No sum, which could be beyond the end of the address space. */
+	end = addr + min3(end - addr, rdma_part_end(part) - addr,
+			  (FAULT_BATCH << PAGE_SHIFT) - offset_in_page(addr));
 	++*faults;
 	ret = part_fault_and_lock(part, addr, end - addr, write, true);
 	/* If it is not about this page, get as far as possible. */

@@ -122,7 +122,8 @@ impl Random {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0.checked_rem(limit as u64).unwrap_or(0) as usize
+        // A remainder of 64 bits does not link on 32-bit ARM.
+        (self.0 as usize).checked_rem(limit).unwrap_or(0)
     }
 }
 
