@@ -320,8 +320,8 @@ mod suite {
         })
     }
 
-    /// Whether there are folios of [`PMD_ORDER`] that are no burden: where pages have 64 KiB, two of
-    /// them are 1 GiB.
+    /// Whether there are folios of [`PMD_ORDER`] that are no burden: where pages have 64 KiB, two
+    /// of them are 1 GiB.
     fn large_folios() -> bool {
         cfg!(CONFIG_TRANSPARENT_HUGEPAGE) && PMD_PAGES * PAGE_SIZE <= SZ_32M
     }
