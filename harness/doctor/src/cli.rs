@@ -107,6 +107,12 @@ pub fn run(options: &Options) -> Result<u8> {
     }
     let host = Host::new(picture);
     let mut report = diagnose::diagnose(&host, &known);
+    for name in &options.device {
+        if !report.has(name) {
+            eprintln!("p2p-doctor: --device {name}: no such device; the report lists them");
+            return Ok(status::USAGE);
+        }
+    }
     report.keep(&options.only, &options.device);
     let said = if options.json {
         serde_json::to_string_pretty(&report)? + "\n"
@@ -170,6 +176,12 @@ pub fn verdict(report: &Report, require: Require) -> u8 {
 }
 
 impl Report {
+    /// Whether there is a device with this PCI address, or this name of an RDMA device.
+    fn has(&self, name: &str) -> bool {
+        let mut devices = self.devices.iter();
+        devices.any(|d| d.address == name || d.verbs.iter().any(|verbs| verbs == name))
+    }
+
     /// Keeps pairs of these kinds and with these devices. An empty list keeps all.
     fn keep(&mut self, kinds: &[PairKind], devices: &[String]) {
         let named: Vec<_> = self
@@ -192,9 +204,47 @@ impl Report {
         if kinds.is_empty() && devices.is_empty() {
             return;
         }
-        for obstacle in &mut self.obstacles {
+        // Those of no pair are why there is none of a GPU and a NIC.
+        let of_none = devices.is_empty() && kinds.contains(&PairKind::GpuNic);
+        self.obstacles.retain_mut(|obstacle| {
+            let keeps = of_none && obstacle.pairs.is_empty();
             obstacle.pairs.retain(|pair| names.contains(pair));
+            keeps || !obstacle.pairs.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(dump: &str) -> Report {
+        let host = Host::new(Picture::parse(dump).unwrap());
+        diagnose::diagnose(&host, &Known::read().unwrap())
+    }
+
+    #[test]
+    fn a_device_is_named_as_the_report_does() {
+        let report = report(include_str!("../tests/hosts/switch.toml"));
+        let nic = report.devices.iter().find(|d| !d.verbs.is_empty()).unwrap();
+        assert!(report.has(&nic.address));
+        assert!(report.has(&nic.verbs[0]));
+        for name in ["", "mlx5_9", nic.address.trim_start_matches("0000:")] {
+            assert!(!report.has(name), "{name:?}");
         }
-        self.obstacles.retain(|obstacle| !obstacle.pairs.is_empty());
+    }
+
+    #[test]
+    fn pairs_of_a_gpu_and_a_nic_keep_the_reason_that_there_is_none() {
+        let alone = || report(include_str!("../tests/hosts/h100-alone.toml"));
+        let mut all = alone();
+        all.keep(&[], &[]);
+        assert!(!all.obstacles.is_empty());
+        let mut asked = alone();
+        asked.keep(&[PairKind::GpuNic], &[]);
+        assert_eq!(asked.obstacles, all.obstacles);
+        let mut other = alone();
+        other.keep(&[PairKind::GpuGpu], &[]);
+        assert!(other.obstacles.is_empty());
     }
 }

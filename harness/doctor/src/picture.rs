@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::config;
@@ -70,13 +70,22 @@ impl Default for Picture {
 impl Picture {
     /// Parses a file of [`Picture::dump`], or one written by hand.
     pub fn parse(text: &str) -> Result<Self> {
-        let mut picture: Self = toml::from_str(text).context(
-            "this is not a dump of p2p-doctor, or it is damaged or was cut off: take a new one",
-        )?;
+        // Mail programs and Windows change the ends of lines.
+        let text = text.replace("\r\n", "\n");
+        let mut picture: Self = toml::from_str(&text).map_err(|error| {
+            // Not the error's own text: it has the line, which may be long or have escapes.
+            let at = error.span().map_or(0, |span| span.start);
+            let line = text.get(..at).unwrap_or_default().lines().count().max(1);
+            anyhow!(
+                "line {line}: {}: this is not a dump of p2p-doctor, or it is damaged or was cut \
+                 off: take a new one",
+                shortened(&plain(error.message()))
+            )
+        })?;
         ensure!(
             picture.schema == SCHEMA,
             "this is not a dump of p2p-doctor: it says that it is {:?}",
-            plain(&picture.schema)
+            shortened(&plain(&picture.schema))
         );
         ensure!(
             picture.version == VERSION,
@@ -178,6 +187,11 @@ impl Entry {
             Self::Config { .. } => self,
         }
     }
+}
+
+/// Not more than fits into a line or two.
+fn shortened(text: &str) -> String {
+    text.chars().take(200).collect()
 }
 
 /// Text without control characters.

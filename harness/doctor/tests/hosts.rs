@@ -236,6 +236,28 @@ fn the_running_kernels_own_configuration_counts() {
 }
 
 #[test]
+fn the_ends_of_lines_do_not_count() {
+    for name in common::names() {
+        let dump = common::dump(&name);
+        let by_mail = Picture::parse(&dump.replace('\n', "\r\n")).unwrap();
+        assert_eq!(by_mail, Picture::parse(&dump).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn what_is_no_dump_is_told_in_a_line() {
+    for text in [
+        "schema \u{1b}[31m = 1".to_owned(),
+        format!("[in]\n{} = \"", "x".repeat(1 << 20)),
+        format!("schema = \"{}\"\nversion = 1\n", "x".repeat(1 << 20)),
+    ] {
+        let error = format!("{:#}", Picture::parse(&text).unwrap_err());
+        assert!(error.contains("not a dump of p2p-doctor"), "{error}");
+        assert!(error.len() < 500 && !error.contains('\u{1b}'), "{error}");
+    }
+}
+
+#[test]
 fn a_dump_obeys_no_terminal_and_is_whole() {
     let dump = common::picture("switch").dump().unwrap();
     let evil = dump.replace("nouveau", "\\u001b[2Jnouveau");

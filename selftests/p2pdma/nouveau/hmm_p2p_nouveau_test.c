@@ -1011,6 +1011,51 @@ TEST_F_TIMEOUT(nouveau, unbound_busy, TIMEOUT_S)
 	}
 }
 
+/* What takes hours: more memory than there is anywhere. It costs nothing by itself */
+#define LARGE_LEN	(1UL << 42)
+#define LARGE_MS	20000
+
+static pid_t bind_large(struct __test_metadata *_metadata, int fd)
+{
+	pid_t pid = p2p_fork_child(_metadata);
+	void *p;
+
+	if (!pid) {
+		p = mmap(NULL, LARGE_LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE |
+			 MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (p != MAP_FAILED)
+			nouveau_to_vram(fd, p, LARGE_LEN);
+		_exit(0);
+	}
+	p2p_sleep_ms(2000);
+	return pid;
+}
+
+TEST_F_TIMEOUT(nouveau, killed, TIMEOUT_S)
+{
+	pid_t pid = bind_large(_metadata, self->fd);
+	__u64 start = p2p_now_ms();
+
+	p2p_kill_child(_metadata, pid);
+	EXPECT_GT(LARGE_MS, (long)(p2p_now_ms() - start));
+}
+
+/* The driver goes, and does not wait for the end of such a call */
+TEST_F_TIMEOUT(nouveau, unbound_large, TIMEOUT_S)
+{
+	char name[P2P_PCI_NAME];
+	__u64 start;
+	pid_t pid;
+
+	ASSERT_EQ(0, nouveau_pci_name(self->fd, name));
+	pid = bind_large(_metadata, self->fd);
+	start = p2p_now_ms();
+	ASSERT_TRUE(unbinds(_metadata, name));
+	EXPECT_GT(LARGE_MS, (long)(p2p_now_ms() - start));
+	p2p_wait_child(_metadata, pid);
+	bind_again(_metadata, &self->fd, name);
+}
+
 /* More than a call has gone through before the driver goes, on a slow kernel, too */
 #define MAPPINGS	30000
 #define MAPPINGS_MS	15000

@@ -489,6 +489,79 @@ TEST_F_TIMEOUT(verbs, killed, TIMEOUT_S)
 	verbs_works(_metadata, self, 0);
 }
 
+/*
+ * Regions of the memory of processes that are gone. Their tasks stay until somebody
+ * waits for them. Their memory does not, and no region must become one of the
+ * memory of a process that comes after them.
+ */
+#define DEAD	16
+
+static pid_t dies_with_region(struct __test_metadata *_metadata,
+			      VERBS_SELF *own, void *p, __u32 *lkey)
+{
+	int to_parent[2];
+	struct ibv_mr *mr;
+	siginfo_t end;
+	pid_t pid;
+
+	ASSERT_EQ(0, pipe(to_parent));
+	pid = p2p_fork_child(_metadata);
+	if (!pid) {
+		mr = ibv_reg_mr(own->v.pd, own->implicit ? NULL : p,
+				own->implicit ? SIZE_MAX : P2P_PAGE, VERBS_ODP);
+		_exit(!mr || write(to_parent[1], &mr->lkey, sizeof(mr->lkey)) !=
+			     sizeof(mr->lkey));
+	}
+	close(to_parent[1]);
+	ASSERT_EQ((ssize_t)sizeof(*lkey), read(to_parent[0], lkey, sizeof(*lkey)));
+	close(to_parent[0]);
+	ASSERT_EQ(0, waitid(P_PID, pid, &end, WEXITED | WNOWAIT));
+	return pid;
+}
+
+TEST_F_TIMEOUT(verbs, of_the_dead, TIMEOUT_S)
+{
+	struct ibv_sge sge = { .length = P2P_PAGE };
+	pid_t pid, dead[DEAD], others[DEAD];
+	__u32 lkeys[DEAD];
+	VERBS_SELF own;
+	size_t i;
+	void *p;
+	int ret;
+
+	pid = p2p_fork_child(_metadata);
+	if (pid) {
+		p2p_wait_child(_metadata, pid);
+		return;
+	}
+
+	/* Nobody who is left can end the regions but by the end of this process */
+	verbs_own(_metadata, self, &own);
+	p = p2p_alloc(P2P_PAGE);
+	ASSERT_NE(NULL, p);
+	sge.addr = (uintptr_t)p;
+	for (i = 0; i < DEAD; i++)
+		dead[i] = dies_with_region(_metadata, &own, p, &lkeys[i]);
+	for (i = 0; i < DEAD; i++) {
+		others[i] = p2p_fork_child(_metadata);
+		if (!others[i])
+			for (;;)
+				pause();
+	}
+	for (i = 0; i < DEAD; i++) {
+		sge.lkey = lkeys[i];
+		ret = ibv_advise_mr(own.v.pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
+				    IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1);
+		EXPECT_NE(0, ret);
+		EXPECT_NE(EOPNOTSUPP, ret);
+	}
+	for (i = 0; i < DEAD; i++) {
+		p2p_kill_child(_metadata, others[i]);
+		p2p_wait_child(_metadata, dead[i]);
+	}
+	_exit(0);
+}
+
 FIXTURE(verbs_unbind)
 {
 	VERBS_SELF verbs;
