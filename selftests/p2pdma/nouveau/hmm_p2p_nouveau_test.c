@@ -1012,7 +1012,7 @@ TEST_F_TIMEOUT(nouveau, unbound_busy, TIMEOUT_S)
 }
 
 /* What takes hours: more memory than there is anywhere. It costs nothing by itself */
-#define LARGE_LEN	(1UL << 42)
+#define LARGE_LEN	(4UL << 40)
 #define LARGE_MS	20000
 
 static pid_t bind_large(struct __test_metadata *_metadata, int fd)
