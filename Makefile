@@ -135,7 +135,7 @@ hw-test: ## say what this host's GPU and NIC lack, and test them
 # Its status 1, 3 or 4 says what it found; that is no failure of make's.
 doctor: ## say for each pair of this host's devices why peer-to-peer DMA is off
 	@harness/setup.sh doctor && { build/p2p-doctor $(DOCTOR) || \
-		case $$? in 1|3|4) ;; *) exit 2 ;; esac; }
+		{ s=$$?; case $$s in 1|3|4) ;; *) exit $$s ;; esac; }; }
 
 shell: ## a shell in a virtual machine: ONLY=switch, or a job: ONLY=mlx5/switch
 	$(p2p) shell $(only)

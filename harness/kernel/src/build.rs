@@ -643,7 +643,12 @@ impl Make<'_> {
             command.arg("USERCFLAGS=-Werror");
         }
         if let Some(program) = program {
-            command.arg(output.join(program));
+            let program = output.join(program);
+            // A Makefile of the base does not name all headers: it would keep an old program.
+            if program.exists() {
+                fs::remove_file(&program).with_context(|| program.display().to_string())?;
+            }
+            command.arg(program);
         }
         self.finish(command, step)
     }

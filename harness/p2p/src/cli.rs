@@ -235,8 +235,15 @@ fn in_a_line(error: &clap::Error) -> String {
         .lines()
         .next()
         .and_then(|line| line.strip_prefix("error: "));
+    let values = text.lines().find(|line| line.contains("[possible values:"));
     match (error.kind(), first) {
-        (ErrorKind::ValueValidation | ErrorKind::InvalidValue, Some(line)) => line.to_owned(),
+        (ErrorKind::ValueValidation | ErrorKind::InvalidValue, Some(line)) => {
+            let values = values.map(|values| format!(" {}", values.trim()));
+            format!("{line}{}", values.unwrap_or_default())
+        }
+        (ErrorKind::MissingRequiredArgument, _) if text.contains("--generated") => {
+            "SEED= and --list are for generated mutants: give GENERATED=, too".to_owned()
+        }
         _ => text,
     }
 }
@@ -304,6 +311,14 @@ mod tests {
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.starts_with("invalid value 'x' for '--jobs"), "{line}");
         assert!(told(&["p2p", "test", "--bogus"]).contains("Usage: "));
+        let line = told(&["p2p", "doctor", "--require", "x"]);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(line.contains("[possible values: path, in-place]"), "{line}");
+        let line = told(&["p2p", "mutants", "--seed", "7"]);
+        assert!(
+            line.starts_with("SEED= and --list are for generated"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Only {
                 let does = if word.excludes { "excludes" } else { "picks" };
                 let near = near(&word.text, &names);
                 let there = match near.is_empty() {
-                    true => format!("there are: {}", names.join(", ")),
+                    true => format!("there are: {}", some(&names)),
                     false => format!("did you mean {}?", near.join(", ")),
                 };
                 bail!(Usage(format!(
@@ -127,6 +127,16 @@ impl Only {
     /// The error if nothing is picked.
     pub fn nothing(&self, why: &str) -> Result<()> {
         bail!(Usage(format!("ONLY={} picks nothing: {why}", self.text)))
+    }
+}
+
+/// The names, or the first of them if they are many.
+fn some(names: &[&str]) -> String {
+    const MANY: usize = 40;
+
+    match names.len().checked_sub(MANY) {
+        None | Some(0) => names.join(", "),
+        Some(more) => format!("{}, and {more} more", names[..MANY].join(", ")),
     }
 }
 
@@ -263,6 +273,14 @@ mod tests {
             "ONLY=drift,!drift picks nothing: all that it names is excluded again"
         );
         assert!(error("!*").contains("excluded again"));
+    }
+
+    #[test]
+    fn an_error_does_not_list_thousands_of_names() {
+        let names = Vec::from_iter((1..=3000).map(|number| format!("default/{number}")));
+        let error = Only::new(Some("zzz")).unwrap().check(&names).unwrap_err();
+        let text = error.to_string();
+        assert!(text.ends_with("default/40, and 2960 more"), "{text}");
     }
 
     #[test]

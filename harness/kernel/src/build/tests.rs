@@ -254,6 +254,26 @@ fn what_only_one_kernel_lacks_does_not_end_the_run() {
     assert!(why.contains("selftests/nothing"), "{why}");
 }
 
+/// Its Makefile is the base's, and does not know of that header.
+#[test]
+fn a_program_of_the_base_is_built_again_with_a_new_header() {
+    let place = Place::new();
+    let folder = place.source().join("tools/testing/selftests/mm");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("Makefile"), "$(OUTPUT)/test:\n\tcp uapi.h $@\n").unwrap();
+    for text in ["one", "another"] {
+        fs::write(folder.join("uapi.h"), text).unwrap();
+        place.build(&place.compiler("12"), None, |builder| {
+            let (source, output) = (place.source(), place.root().join("build/plain"));
+            let make = plain(builder, &source, &output);
+            make.selftests("mm/test", HOST_CC, &builder.ui.step("test"))
+                .unwrap();
+        });
+        let built = place.root().join("build/plain/selftests/mm/test");
+        assert_eq!(fs::read_to_string(built).unwrap(), text);
+    }
+}
+
 /// By `make menuconfig`, or with another compiler.
 #[test]
 fn a_configuration_that_somebody_changed_is_made_again() {

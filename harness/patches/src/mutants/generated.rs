@@ -100,7 +100,10 @@ pub fn list(root: &Path, tree: &Tree, sample: Sample, only: &Only) -> Result<Str
     let drawn = Drawn::new(tree, &config, sample.seed, Path::new(""))?;
     let count = match only.all() {
         true => sample.count,
-        false => drawn.sites.len(),
+        false => {
+            only.check(&Vec::from_iter(drawn.sites.iter().map(|site| &site.name)))?;
+            drawn.sites.len()
+        }
     };
     let mut text = String::new();
     let picked = drawn.sites.iter().take(count);

@@ -174,6 +174,11 @@ impl Run<'_> {
             anyhow::Ok(())
         };
         let picked = series.settings.picked(&topics);
+        // Each of them takes hours, so that all are looked at first.
+        for topic in &picked {
+            let patches = series.part(&[topic]).patches.len();
+            bisect::check(&self.paths.root, patches, &only)?;
+        }
         for topic in &picked {
             walk(&tree.topic(&series, topic, self.ui)?, &topic.folder)?;
         }
