@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use crate::host::Host;
 use crate::known::Known;
 use crate::picture::{LARGEST, Picture};
-use crate::report::{PairKind, Report, Works};
+use crate::report::{DeviceReport, PairKind, Report, Works};
 use crate::text::{self, Paper};
 use crate::{capture, diagnose};
 
@@ -107,11 +107,11 @@ pub fn run(options: &Options) -> Result<u8> {
     }
     let host = Host::new(picture);
     let mut report = diagnose::diagnose(&host, &known);
-    for name in &options.device {
-        if !report.has(name) {
-            eprintln!("p2p-doctor: --device {name}: no such device; the report lists them");
-            return Ok(status::USAGE);
-        }
+    let names = Vec::from_iter(report.devices.iter().flat_map(DeviceReport::names).cloned());
+    if let Some(name) = options.device.iter().find(|name| !names.contains(name)) {
+        let there = names.join(", ");
+        eprintln!("p2p-doctor: --device {name}: no such device; there are: {there}");
+        return Ok(status::USAGE);
     }
     report.keep(&options.only, &options.device);
     let said = if options.json {
@@ -176,18 +176,12 @@ pub fn verdict(report: &Report, require: Require) -> u8 {
 }
 
 impl Report {
-    /// Whether there is a device with this PCI address, or this name of an RDMA device.
-    fn has(&self, name: &str) -> bool {
-        let mut devices = self.devices.iter();
-        devices.any(|d| d.address == name || d.verbs.iter().any(|verbs| verbs == name))
-    }
-
     /// Keeps pairs of these kinds and with these devices. An empty list keeps all.
     fn keep(&mut self, kinds: &[PairKind], devices: &[String]) {
         let named: Vec<_> = self
             .devices
             .iter()
-            .filter(|d| devices.contains(&d.address) || d.verbs.iter().any(|v| devices.contains(v)))
+            .filter(|device| device.names().any(|name| devices.contains(name)))
             .map(|device| device.address.clone())
             .collect();
         self.pairs.retain(|pair| {
@@ -217,20 +211,31 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::FromArgMatches;
 
     fn report(dump: &str) -> Report {
         let host = Host::new(Picture::parse(dump).unwrap());
         diagnose::diagnose(&host, &Known::read().unwrap())
     }
 
+    /// The options in `arguments`.
+    fn options(arguments: &[&str]) -> Options {
+        let command = Options::augment_args(clap::Command::new("p2p-doctor"));
+        let all = ["p2p-doctor"].iter().chain(arguments);
+        Options::from_arg_matches(&command.get_matches_from(all)).unwrap()
+    }
+
     #[test]
-    fn a_device_is_named_as_the_report_does() {
+    fn a_device_is_named_as_in_the_report() {
+        let dump = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/switch.toml");
         let report = report(include_str!("../tests/hosts/switch.toml"));
         let nic = report.devices.iter().find(|d| !d.verbs.is_empty()).unwrap();
-        assert!(report.has(&nic.address));
-        assert!(report.has(&nic.verbs[0]));
+        let status = |name: &str| run(&options(&["--from", dump, "--device", name])).unwrap();
+        for name in nic.names() {
+            assert_eq!(status(name), status::ALL, "{name}");
+        }
         for name in ["", "mlx5_9", nic.address.trim_start_matches("0000:")] {
-            assert!(!report.has(name), "{name:?}");
+            assert_eq!(status(name), status::USAGE, "{name:?}");
         }
     }
 

@@ -73,19 +73,21 @@ impl Picture {
         // Mail programs and Windows change the ends of lines.
         let text = text.replace("\r\n", "\n");
         let mut picture: Self = toml::from_str(&text).map_err(|error| {
-            // Not the error's own text: it has the line, which may be long or have escapes.
+            // The error as text quotes the line, which may be long or have escapes.
             let at = error.span().map_or(0, |span| span.start);
-            let line = text.get(..at).unwrap_or_default().lines().count().max(1);
+            let line = text
+                .get(..at)
+                .map_or(1, |above| above.matches('\n').count() + 1);
             anyhow!(
-                "line {line}: {}: this is not a dump of p2p-doctor, or it is damaged or was cut \
-                 off: take a new one",
-                shortened(&plain(error.message()))
+                "this is not a dump of p2p-doctor, or it is damaged or was cut off: take a new \
+                 one (line {line}: {})",
+                in_short(error.message())
             )
         })?;
         ensure!(
             picture.schema == SCHEMA,
             "this is not a dump of p2p-doctor: it says that it is {:?}",
-            shortened(&plain(&picture.schema))
+            in_short(&picture.schema)
         );
         ensure!(
             picture.version == VERSION,
@@ -189,9 +191,9 @@ impl Entry {
     }
 }
 
-/// Not more than fits into a line or two.
-fn shortened(text: &str) -> String {
-    text.chars().take(200).collect()
+/// The begin of a text, without control characters.
+fn in_short(text: &str) -> String {
+    plain(text).chars().take(200).collect()
 }
 
 /// Text without control characters.

@@ -94,6 +94,13 @@ pub struct DeviceReport {
     pub dma_mask_bits: Option<u32>,
 }
 
+impl DeviceReport {
+    /// Its PCI address, and the names of its RDMA devices.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.address).chain(&self.verbs)
+    }
+}
+
 /// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]

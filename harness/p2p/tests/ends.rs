@@ -127,6 +127,9 @@ fn each_command_refuses_what_there_is_not_before_it_installs() {
         assert_eq!(status, 64, "{command}: {out}");
         assert!(!scene.path("called").exists(), "{command}");
     }
+    // The series has so many patches, and the topic has not.
+    assert_eq!(scene.run(&["bisect", "--only", "07-rdma,150"]).0, 64);
+    assert!(!scene.path("called").exists());
     // With valid names, it tries to install packages.
     assert_eq!(scene.run(&["mutants", "--only", "hmm-*"]).0, 2);
     assert!(scene.path("called").exists());

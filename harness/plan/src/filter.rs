@@ -109,7 +109,7 @@ impl Only {
                 let does = if word.excludes { "excludes" } else { "picks" };
                 let near = near(&word.text, &names);
                 let there = match near.is_empty() {
-                    true => format!("there are: {}", some(&names)),
+                    true => format!("there are: {}", the_first(&names)),
                     false => format!("did you mean {}?", near.join(", ")),
                 };
                 bail!(Usage(format!(
@@ -130,8 +130,8 @@ impl Only {
     }
 }
 
-/// The names, or the first of them if they are many.
-fn some(names: &[&str]) -> String {
+/// The names, or the first of them if there are many.
+fn the_first(names: &[&str]) -> String {
     const MANY: usize = 40;
 
     match names.len().checked_sub(MANY) {

@@ -123,7 +123,7 @@ fn translations_come_by_the_reserved_key_for_the_driver_alone() {
     assert_eq!(t.entries()[..2], [0x1003, 0x2003]);
 }
 
-/// Otherwise a translation that is not aligned like its page would lead where it should.
+/// A device ignores them. A driver that sets them gets the page, and not the byte that it meant.
 #[test]
 fn bits_of_a_translation_below_the_page_size_do_not_count() {
     let Some(mut t) = Ends::new() else { return };

@@ -54,6 +54,11 @@ impl Drawn {
         Ok(Self { sites, mutants })
     }
 
+    /// Fails if `only` names what was not drawn.
+    fn check(&self, only: &Only) -> Result<()> {
+        only.check(&Vec::from_iter(self.mutants.iter().map(|m| &m.name)))
+    }
+
     /// The first `count`, and as many more as are in vain according to `known`.
     fn sample<'k>(
         &self,
@@ -98,12 +103,10 @@ impl Keys {
 pub fn list(root: &Path, tree: &Tree, sample: Sample, only: &Only) -> Result<String> {
     let config = GeneratedConfig::read(root)?;
     let drawn = Drawn::new(tree, &config, sample.seed, Path::new(""))?;
+    drawn.check(only)?;
     let count = match only.all() {
         true => sample.count,
-        false => {
-            only.check(&Vec::from_iter(drawn.sites.iter().map(|site| &site.name)))?;
-            drawn.sites.len()
-        }
+        false => drawn.sites.len(),
     };
     let mut text = String::new();
     let picked = drawn.sites.iter().take(count);
@@ -137,9 +140,7 @@ impl Mutants<'_> {
         let plan = Plan::read(root)?;
         let diffs = paths.work.join(DIFFS);
         let drawn = Drawn::new(tree, &config, sample.seed, &diffs)?;
-        if !only.all() {
-            only.check(&Vec::from_iter(drawn.mutants.iter().map(|m| &m.name)))?;
-        }
+        drawn.check(only)?;
         let recorded = recorded::line(self.builder, self.booter.qemu)?;
         let machines = |jobs: &[String]| config.machines(jobs, &settings, &plan, topologies);
         let every = machines(&config.all_jobs())?;
@@ -254,6 +255,18 @@ mod tests {
             text: name.to_owned(),
             ..Mutant::default()
         }
+    }
+
+    #[test]
+    fn a_name_that_was_not_drawn_is_an_error() {
+        let drawn = Drawn {
+            sites: Vec::new(),
+            mutants: ["hmm-1", "hmm-2"].map(named).into(),
+        };
+        let check = |only| drawn.check(&Only::new(only).unwrap());
+        check(None).unwrap();
+        check(Some("hmm-*")).unwrap();
+        assert!(check(Some("hmm-1,hmm-3")).is_err());
     }
 
     #[test]

@@ -149,7 +149,13 @@ impl Run<'_> {
         let topologies = self.topologies()?;
         let series = Series::read(&self.paths.root)?;
         let (topics, only) = only.split(&series.settings.folders())?;
-        if !self.paths.tree().exists() {
+        let picked = series.settings.picked(&topics);
+        // A topic takes hours, so names are checked for all of them before the first begins.
+        for topic in &picked {
+            let patches = series.part(&[topic]).patches.len();
+            bisect::check(&self.paths.root, patches, &only)?;
+        }
+        if picked.is_empty() && !self.paths.tree().exists() {
             // A new tree will have these patches. An existing tree may have others.
             bisect::check(&self.paths.root, series.patches.len(), &only)?;
         }
@@ -173,12 +179,6 @@ impl Run<'_> {
             passed &= rows.iter().all(bisect::StepResult::passed);
             anyhow::Ok(())
         };
-        let picked = series.settings.picked(&topics);
-        // Each of them takes hours, so that all are looked at first.
-        for topic in &picked {
-            let patches = series.part(&[topic]).patches.len();
-            bisect::check(&self.paths.root, patches, &only)?;
-        }
         for topic in &picked {
             walk(&tree.topic(&series, topic, self.ui)?, &topic.folder)?;
         }
