@@ -643,12 +643,8 @@ impl Make<'_> {
             command.arg("USERCFLAGS=-Werror");
         }
         if let Some(program) = program {
-            let program = output.join(program);
-            // A Makefile of the base does not name all headers: it would keep an old program.
-            if program.exists() {
-                fs::remove_file(&program).with_context(|| program.display().to_string())?;
-            }
-            command.arg(program);
+            // A Makefile of the base does not name all headers: make would keep an old program.
+            command.arg("--always-make").arg(output.join(program));
         }
         self.finish(command, step)
     }
